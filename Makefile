@@ -1,0 +1,39 @@
+# make demo | test | lint | bench: each sets up a local virtual environment first.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+# Real data sets lie beside the checkout where that folder exists; otherwise the user's cache is used.
+FEDSTRATA_DATA ?= $(wildcard $(abspath ../shared/data))
+export FEDSTRATA_DATA
+PYTEST_WORKERS ?= 2
+
+.PHONY: help demo test lint bench clean
+help:
+	@echo "make demo    train on embedded data: table and picture in out/demo (under three minutes)"
+	@echo "make test    run the tests"
+	@echo "make lint    format check, lint and types"
+	@echo "make bench   run the benchmarks and write docs/benchmarks"
+
+$(READY): pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	touch $(READY)
+
+demo: $(READY)
+	$(BIN)/fedstrata run digits --out out/demo --force
+
+test: $(READY)
+	$(BIN)/python -m pytest -n $(PYTEST_WORKERS)
+
+lint: $(READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright
+
+bench: $(READY)
+	$(BIN)/python benchmarks/run_all.py
+
+clean:
+	rm -rf $(VENV) out .pytest_cache .ruff_cache .hypothesis

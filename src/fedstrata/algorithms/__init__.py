@@ -1,0 +1,22 @@
+"""All algorithms, one paper's method in one file. `known()` finds them by subclass."""
+
+from fedstrata.algorithm import Algorithm
+from fedstrata.algorithms.average import CentralSGD, FedAdam, FedAvg, FedOpt, FedProx, FedSGD, FedYogi, Scaffold
+
+__all__ = ["CentralSGD", "FedAdam", "FedAvg", "FedOpt", "FedProx", "FedSGD", "FedYogi", "Scaffold", "known"]
+
+
+def known() -> dict[str, type[Algorithm]]:
+    """Every algorithm of the library by name.
+
+    >>> "FedAvg" in known()
+    True
+    """
+    found: dict[str, type[Algorithm]] = {}
+    todo: list[type[Algorithm]] = list(Algorithm.__subclasses__())
+    while todo:
+        cls = todo.pop()
+        todo += cls.__subclasses__()
+        if cls.__module__.startswith(__name__):
+            found[cls.__name__] = cls
+    return dict(sorted(found.items()))

@@ -1,0 +1,63 @@
+"""FedAvg, and FedProx, which differs from it by one term."""
+
+from typing import Any, NamedTuple
+
+from fedstrata.algorithm import Algorithm, real
+from fedstrata.placement import Averaged
+from fedstrata.problems.base import SmoothOracle
+from fedstrata.vector import Vector
+
+
+class FedAvg(Algorithm):
+    r"""Local SGD steps at every client, then the average of their models.
+
+    $$ x_i \gets x_i - \eta \nabla f_i(x_i; \xi_i) \quad (Q \text{ times from } x), \qquad x \gets \sum_i p_i x_i $$
+
+    step_size: η. local_steps: Q.
+
+    Converges to the minimum when clients are alike, when Q = 1, or when η falls to zero. Does not when clients differ,
+    Q > 1 and η is constant: local models drift towards their own minima, and the limit is off by O(ηQ) (use SCAFFOLD).
+
+    >>> FedAvg(step_size=0.1, local_steps=10)
+    FedAvg(step_size=0.1, local_steps=10)
+
+    Reference: mcmahan2017, Algorithm 1 (there in epochs: `sampling=fs.Epochs(batch_size, per_round=E)`).
+    """
+
+    step_size: float = real(above=0)
+    local_steps: int = 1
+
+    class State(NamedTuple):
+        x: Averaged[Vector]
+
+    def init_server(self, problem: Any, x0: Vector) -> State:
+        return self.State(x=x0)
+
+    def local_step(self, oracle: SmoothOracle, start: State, state: State) -> State:
+        return self.State(x=state.x - self.step_size * oracle.grad(state.x))
+
+    def solution(self, problem: Any, state: State) -> Vector:
+        return state.x
+
+
+class FedProx(FedAvg):
+    r"""FedAvg with a pull towards the round's starting point.
+
+    $$ x_i \gets x_i - \eta \big( \nabla f_i(x_i; \xi_i) + \mu (x_i - x) \big), \qquad x \gets \sum_i p_i x_i $$
+
+    step_size: η. local_steps: Q. mu: μ, the strength of the pull; 0 is FedAvg.
+
+    Converges more stably than FedAvg when clients differ, but to a biased point as well: the pull shortens the drift and
+    does not remove it. The paper lets clients solve the local problem inexactly; here that is Q gradient steps.
+
+    >>> FedProx(step_size=0.1, local_steps=10, mu=0.01).mu
+    0.01
+
+    Reference: li2020fedprox, Algorithm 2.
+    """
+
+    mu: float = real(0.1, at_least=0)
+
+    def local_step(self, oracle: SmoothOracle, start: FedAvg.State, state: FedAvg.State) -> FedAvg.State:
+        pull = self.mu * (state.x - start.x)
+        return self.State(x=state.x - self.step_size * (oracle.grad(state.x) + pull))

@@ -1,0 +1,89 @@
+"""From arrays to rows in client order: plain functions behind `Federation`'s constructors."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedstrata.data import check
+from fedstrata.data.partition import ByColumn, Partition
+from fedstrata.data.split import Split
+
+
+def assignment(
+    clients: Any, examples: Any, rows: int, *, names: Sequence[str] | None, seed: int, where: str
+) -> tuple[np.ndarray, int, Sequence[str] | None]:
+    """The client of each row, the number of clients (as many as names, if given), and names the rule knows."""
+    count = None if names is None else len(names)
+    if not isinstance(clients, Partition):
+        ids = np.asarray(clients)
+        if ids.shape != (rows,):
+            raise ValueError(
+                f"{where}: clients has shape {ids.shape}, the data have {rows:,} rows; give one client id per row."
+            )
+        if ids.dtype.kind in "iu":
+            found = int(ids.max()) + 1 if rows else 0
+            if rows and ids.min() < 0:
+                raise ValueError(f"{where}: client ids start at 0, got {ids.min()}; ByColumn(ids) takes any values.")
+            if found > (rows if count is None else count):
+                limit = f"there are only {rows:,} rows" if count is None else f"there are {count:,} clients"
+                raise ValueError(f"{where}: client id {found - 1:,}, but {limit}; ByColumn(ids) takes ids with gaps.")
+            return ids.astype(np.int64, copy=False), found if count is None else count, None
+        clients = ByColumn(ids)
+    labels = check.labels_of(examples)
+    ids = clients.assign(rows if labels is None else labels, np.random.default_rng(seed))
+    if count is not None and clients.clients != count:
+        raise ValueError(
+            f"{where}: {type(clients).__name__} makes {clients.clients:,} clients, there are {count:,} client names."
+        )
+    return ids, clients.clients, clients.names
+
+
+def pooled(examples: Any, where: str) -> Split:
+    """A split that belongs to no client."""
+    examples = check.canonical(examples, where)
+    return Split(examples, np.array([0, check.row_count(examples, where)]), pooled=True)
+
+
+def in_client_order(examples: Any, ids: np.ndarray, clients: int) -> Split:
+    """Rows sorted by client, each client's rows in their old order."""
+    bounds = np.concatenate([[0], np.cumsum(np.bincount(ids, minlength=clients))]).astype(np.int64)
+    if (np.diff(ids) >= 0).all():
+        return Split(examples, bounds)
+    order = np.argsort(ids, kind="stable")
+    return Split(jax.tree.map(lambda leaf: leaf[order], examples), bounds)
+
+
+def one_after_another(parts: Sequence[Any], where: str) -> Split:
+    """One data set per client, put behind each other."""
+    if not parts:
+        raise ValueError(f"{where}: the list of clients is empty.")
+    parts = [check.canonical(part, f"{where}, client {i}") for i, part in enumerate(parts)]
+    counts = [check.row_count(part, f"{where}, client {i}") for i, part in enumerate(parts)]
+    expected = {name: leaf.shape[1:] for name, leaf in check.named_leaves(parts[0])}
+    for i, part in enumerate(parts):
+        found = {name: leaf.shape[1:] for name, leaf in check.named_leaves(part)}
+        if found != expected:
+            raise ValueError(f"{where}: client {i} has leaves {found}, client 0 has {expected}; they must be alike.")
+    examples = jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
+    return Split(check.canonical(examples, where), np.concatenate([[0], np.cumsum(counts)]).astype(np.int64))
+
+
+def count_classes(examples: Iterable[Any]) -> int | None:
+    """Largest label + 1 when all labels are whole numbers from 0; None for regression, ±1 or no labels."""
+    labels = [y for y in map(check.labels_of, examples) if y is not None and y.size]
+    if not labels or any(y.dtype.kind not in "iu" or y.min() < 0 for y in labels):
+        return None
+    return max(int(y.max()) for y in labels) + 1
+
+
+def whole_labels(split: Split, where: str) -> Split:
+    """Float labels 0.0, 1.0, … as int32, for data that were said to be a classification."""
+    labels = check.labels_of(split.examples)
+    if labels is None or labels.dtype.kind != "f" or not np.isfinite(labels).all():
+        return split
+    odd = labels[labels != np.round(labels)]
+    if odd.size:
+        raise ValueError(f"{where}: classes is given, but there is a label {odd[0]}; leave classes out for regression.")
+    return Split({**split.examples, "y": labels.astype(np.int32)}, split.offsets, split.pooled)

@@ -1,0 +1,50 @@
+"""From a named data set to a federation in one call."""
+
+from typing import Any
+
+from fedstrata.data.federation import Federation
+from fedstrata.data.partition import Partition
+from fedstrata.data.sources import Dataset, load
+
+
+def federate(
+    data: str | Dataset, partition: Partition | None = None, seed: int = 0, test: bool | float = True, **options: Any
+) -> Federation:
+    """Divide a data set among clients: by the partition, or without one by its natural clients.
+
+    `test=True` keeps the set's own test rows, with their natural clients where these are used and pooled otherwise;
+    a fraction holds out that part of every client instead; `False` leaves test rows out. Options go to the loader.
+
+    >>> from fedstrata.data import Dirichlet
+    >>> fed = federate("digits", Dirichlet(5, alpha=0.5), test=0.2)
+    >>> fed.clients, fed.classes, sorted(fed.splits)
+    (5, 10, ['test', 'train'])
+    """
+    name = data if isinstance(data, str) else "the data set"
+    dataset = load(data, **options) if isinstance(data, str) else data
+    if isinstance(test, bool):
+        fraction = None
+    elif 0 < test < 1:
+        fraction = float(test)
+    else:
+        raise ValueError(f"federate: test must be True, False or a fraction between 0 and 1, got {test!r}.")
+    natural = partition is None
+    if natural and dataset.clients is None:
+        raise ValueError(
+            f"federate: {name} has no natural clients; pass a partition such as IID(10) or Dirichlet(10, 0.3)."
+        )
+    federation = Federation.from_arrays(
+        dataset.train,
+        dataset.clients if natural else partition,
+        classes=dataset.classes,
+        names=dataset.client_names if natural else None,
+        features=dataset.features,
+        seed=seed,
+    )
+    if dataset.valid is not None:
+        federation = federation.with_split("valid", dataset.valid)
+    if fraction is not None:
+        return federation.hold_out("test", fraction, seed)
+    if test and dataset.test is not None:
+        return federation.with_split("test", dataset.test, dataset.test_clients if natural else None)
+    return federation

@@ -1,0 +1,56 @@
+"""A random permutation of [0, n) that is looked up, not stored: cohorts and epochs cost O(what is asked for).
+
+A Feistel network on a grid a × b just larger than n, with modular additions and a hashed round function; results
+that fall outside [0, n) are fed in again until they fall inside (Black and Rogaway 2002, cycle walking).
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Int, UInt32
+
+ROUNDS = 8
+
+
+def permute(words: UInt32[Array, "... 2"], index: Int[Array, "..."], n: Array | int) -> Int[Array, "..."]:
+    """Where `index` (in [0, n)) goes under the permutation that the two key words name; n may be traced."""
+    n = jnp.asarray(n, jnp.uint32)
+    a = jnp.sqrt(n.astype(jnp.float32)).astype(jnp.uint32) + 1
+    b = (n + a - 1) // a
+    shuffle = lambda i: _feistel(words, i, a, b)
+    out = shuffle(index.astype(jnp.uint32))
+    out = jax.lax.while_loop(lambda i: jnp.any(i >= n), lambda i: jnp.where(i >= n, shuffle(i), i), out)
+    return out.astype(jnp.int32)
+
+
+def key_words(key: Array) -> UInt32[Array, "... 2"]:
+    """The two words of a key that name a permutation."""
+    return jax.random.key_data(key).astype(jnp.uint32)[..., :2]
+
+
+def below(bits: UInt32[Array, "..."], n: Array | int) -> Int[Array, "..."]:
+    """Random 32-bit words to [0, n): the high half of bits × n (off from uniform by less than n / 2³²)."""
+    n = jnp.asarray(n, jnp.uint32)
+    low, mask = lambda v: v & jnp.uint32(0xFFFF), jnp.uint32(16)
+    high = lambda v: v >> mask
+    first = high(low(bits) * low(n))
+    second = high(bits) * low(n) + first
+    third = low(bits) * high(n) + low(second)
+    return (high(bits) * high(n) + high(second) + high(third)).astype(jnp.int32)
+
+
+def _feistel(words: Array, index: Array, a: Array, b: Array) -> Array:
+    left, right = index // b, index % b
+    for r in range(ROUNDS):
+        round_key = _hash(words[..., r % 2] + jnp.uint32((r + 1) * 0x9E3779B9 % 2**32))
+        if r % 2 == 0:
+            left = (left + _hash(right ^ round_key) % a) % a
+        else:
+            right = (right + _hash(left ^ round_key) % b) % b
+    return left * b + right
+
+
+def _hash(v: Array) -> Array:
+    """The finaliser of MurmurHash3."""
+    v = (v ^ (v >> 16)) * jnp.uint32(0x85EBCA6B)
+    v = (v ^ (v >> 13)) * jnp.uint32(0xC2B2AE35)
+    return v ^ (v >> 16)

@@ -1,0 +1,221 @@
+"""Which examples a step looks at. A sampler answers with positions inside one client's shard."""
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Int, PRNGKeyArray, PyTree
+
+from fedstrata.clock import Clock, stream_key
+from fedstrata.data.permutation import below, key_words, permute
+from fedstrata.errors import unknown
+
+Index = tuple[Int[Array, " b"], Array | None]  # positions, and which of them count (None: all)
+
+
+class Draw(NamedTuple):
+    """Everything that one draw may depend on."""
+
+    key: PRNGKeyArray  # folded from (seed, round, client)
+    lasting_key: PRNGKeyArray  # folded from (seed, client): the same in every round
+    clock: Clock
+    client: Array
+    name: str  # of the stream
+    number: int
+
+
+class Sampler(eqx.Module):
+    ahead: ClassVar[bool] = True  # all steps of a round are drawn at once, before the first
+
+    @abstractmethod
+    def draw(self, at: Draw, count: Array, capacity: int) -> Index:
+        """Positions in [0, count); `capacity` is the largest count of any client."""
+
+    @abstractmethod
+    def rows(self, capacity: int) -> int:
+        """How many examples one draw holds."""
+
+    def seen(self, local_step: Array, count: Array) -> Array | None:
+        """How many of them count in this step, where that differs between clients."""
+        return None
+
+    @property
+    def may_idle(self) -> bool:
+        """Whether a client may be done before the others; its remaining steps then change nothing."""
+        return False
+
+    def check(self, counts: np.ndarray, name: Any) -> None:
+        """Refuse shards that this sampler cannot serve, before anything runs."""
+
+
+class WithReplacement(Sampler):
+    """Independent uniform draws: the sampling that the papers' theory assumes."""
+
+    batch_size: int
+
+    def draw(self, at: Draw, count: Array, capacity: int) -> Index:
+        key = stream_key(at.key, at.clock.local_step, at.number)
+        return below(jax.random.bits(key, (self.batch_size,), jnp.uint32), count), None
+
+    def rows(self, capacity: int) -> int:
+        return self.batch_size
+
+
+class Epochs(Sampler):
+    """Reshuffled epochs: every example once before any comes twice.
+
+    per_round=None: the epoch goes on over the rounds. per_round=E: every round is E epochs of its own shuffling, and
+    steps beyond E epochs of a client's data are idle for it, so that clients of different sizes do "E local epochs".
+    """
+
+    batch_size: int
+    per_round: int | None = None
+
+    def draw(self, at: Draw, count: Array, capacity: int) -> Index:
+        whole_round = self.per_round is not None
+        step = at.clock.local_step if whole_round else at.clock.step
+        position = step * self.batch_size + jnp.arange(self.batch_size, dtype=jnp.int32)
+        base = stream_key(at.key if whole_round else at.lasting_key, 0, at.number)
+        words = key_words(jax.vmap(lambda epoch: jax.random.fold_in(base, epoch))(position // count))
+        index = permute(words, position % count, count)
+        return index, (position < self.per_round * count if self.per_round is not None else None)
+
+    def rows(self, capacity: int) -> int:
+        return self.batch_size
+
+    def seen(self, local_step: Array, count: Array) -> Array | None:
+        if self.per_round is None:
+            return None
+        return jnp.clip(self.per_round * count - local_step * self.batch_size, 0, self.batch_size)
+
+    @property
+    def may_idle(self) -> bool:
+        return self.per_round is not None
+
+    def steps(self, counts: np.ndarray) -> int:
+        """The local steps that `per_round` epochs take on the largest client."""
+        return int(np.ceil((self.per_round or 1) * counts.max() / self.batch_size))
+
+    def check(self, counts: np.ndarray, name: Any) -> None:
+        small = np.flatnonzero(counts < self.batch_size)
+        if small.size:
+            raise ValueError(
+                f"batch_size={self.batch_size} without replacement is larger than the shard of {name(small[0])} "
+                f"({counts[small[0]]} examples; {small.size} such clients): choose batch_size <= {counts.min()}, "
+                'sampling="replacement", or batch_size="all"'
+            )
+
+
+class Whole(Sampler):
+    """The whole shard, in order: every algorithm becomes deterministic."""
+
+    ahead: ClassVar[bool] = False
+
+    def draw(self, at: Draw, count: Array, capacity: int) -> Index:
+        index = jnp.arange(capacity, dtype=jnp.int32)
+        return index, index < count
+
+    def rows(self, capacity: int) -> int:
+        return capacity
+
+    def seen(self, local_step: Array, count: Array) -> Array | None:
+        return count
+
+
+class Replay(Sampler):
+    """Given positions: `indices[stream]` has shape (rounds, steps, clients, batch). Tests and audits drive with it."""
+
+    ahead: ClassVar[bool] = False
+    indices: Mapping[str, Array]
+
+    def draw(self, at: Draw, count: Array, capacity: int) -> Index:
+        if at.name not in self.indices:
+            raise unknown("stream in Replay", at.name, self.indices)
+        table = jnp.asarray(self.indices[at.name])
+        return table[at.clock.round, at.clock.local_step, at.client], None
+
+    def rows(self, capacity: int) -> int:
+        return int(next(iter(self.indices.values())).shape[-1])
+
+
+def sampler(batch_size: "int | Literal['all'] | Sampler", sampling: str = "replacement") -> Sampler:
+    """The sampler that `batch_size` and `sampling` ("replacement" or "epochs") name."""
+    if isinstance(batch_size, Sampler):
+        return batch_size
+    if batch_size == "all":
+        return Whole()
+    if isinstance(batch_size, bool) or not isinstance(batch_size, (int, np.integer)) or batch_size < 1:
+        raise ValueError(f'batch_size={batch_size!r} must be a whole number >= 1, "all", or a Sampler')
+    kinds = {"replacement": WithReplacement, "epochs": Epochs}
+    if sampling not in kinds:
+        raise unknown("sampling", sampling, kinds)
+    return kinds[sampling](int(batch_size))
+
+
+class View(eqx.Module):
+    """One client's rows of one split, as a window into the flat arrays."""
+
+    examples: PyTree
+    start: Array
+    count: Array
+    capacity: int = eqx.field(static=True)
+
+    def take(self, index: Int[Array, " b"]) -> PyTree:
+        rows = self.start + jnp.minimum(index, jnp.maximum(self.count - 1, 0))
+        return jax.tree.map(lambda a: a[rows], self.examples)
+
+
+Shard = Mapping[str, View]  # by split
+
+
+class Sample(NamedTuple):
+    """The examples of one draw, which of them count, and their positions in the shard (for per-example memory)."""
+
+    examples: PyTree
+    mask: Array | None
+    index: Int[Array, " b"]
+
+    def mean(self, values: PyTree) -> PyTree:
+        """The mean over the examples that count of something with one row per example."""
+        if self.mask is None:
+            return jax.tree.map(lambda v: jnp.mean(v, axis=0), values)
+
+        def masked(v: Array) -> Array:
+            mask = self.mask.astype(v.dtype)  # pyright: ignore[reportOptionalMemberAccess]
+            return jnp.tensordot(mask, v, axes=1) / jnp.maximum(jnp.sum(mask), 1)
+
+        return jax.tree.map(masked, values)
+
+
+class Balanced(Sampler):
+    """Draws from the pooled data of all clients: a client by its weight, then one of its examples.
+
+    What a centralised method needs to minimise the same objective as the federated ones; `whole` takes all examples
+    with those weights instead. start, count: the clients' rows in the pooled data.
+    """
+
+    batch_size: int
+    start: Array
+    count: Array
+    by_size: bool = eqx.field(static=True)
+    whole: bool = eqx.field(static=True)
+
+    def draw(self, at: Draw, count: Array, capacity: int) -> Index:
+        clients = self.count.shape[0]
+        if self.whole:
+            share = jnp.full((clients,), capacity / clients) / self.count
+            owner = jnp.repeat(jnp.arange(clients), self.count, total_repeat_length=capacity)
+            return jnp.arange(capacity, dtype=jnp.int32), None if self.by_size else share[owner]
+        key = stream_key(at.key, at.clock.local_step, at.number)
+        which, row = jax.random.bits(key, (2, self.batch_size), jnp.uint32)
+        if self.by_size:
+            return below(row, count), None
+        client = below(which, clients)
+        return self.start[client] + below(row, self.count[client]), None
+
+    def rows(self, capacity: int) -> int:
+        return capacity if self.whole else self.batch_size

@@ -1,0 +1,69 @@
+"""Two kinds of memory that a state may hold besides vectors: a pool shared by all, and one row per example."""
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, PyTree
+
+
+class Pool(eqx.Module):
+    """Rows that clients share (a `Pooled` field), such as the prediction scores of FedX.
+
+    In `start` it is the union over the cohort and the last `history` rounds; in a client's own `state` it is that
+    client's own rows, which begin as the template each round and are filled by `write`. A client fills all of its
+    `capacity` rows in an exchange: that is what makes the message a plain array. A row counts only where `valid`.
+
+    `Pool.empty(row, capacity, history)` declares it in `init_server`.
+    """
+
+    rows: PyTree  # (n, ...) on every leaf
+    client: Array  # (n,) who wrote the row
+    valid: Array  # (n,) False where history is not yet full or a cohort slot was empty
+    capacity: int = eqx.field(static=True)  # rows that one client sends in one exchange
+    history: int = eqx.field(static=True)
+
+    @classmethod
+    def empty(cls, row: PyTree, capacity: int, history: int = 1) -> "Pool":
+        """A pool whose rows look like `row` (one row, an array or a pytree of arrays)."""
+        if capacity < 1 or history < 1:
+            raise ValueError(f"Pool needs capacity >= 1 and history >= 1, got {capacity} and {history}")
+        rows = jax.tree.map(lambda a: jnp.broadcast_to(a, (capacity, *jnp.shape(a))), row)
+        return cls(rows, jnp.full((capacity,), -1, jnp.int32), jnp.zeros((capacity,), bool), capacity, history)
+
+    def write(self, position: Array | int, rows: PyTree) -> "Pool":
+        """These rows written from a position on (say, local step × batch size)."""
+        count = jax.tree.leaves(rows)[0].shape[0]
+        put = lambda old, new: jax.lax.dynamic_update_slice_in_dim(old, jnp.asarray(new, old.dtype), position, 0)
+        valid = put(self.valid, jnp.ones((count,), bool))
+        return Pool(jax.tree.map(put, self.rows, rows), self.client, valid, self.capacity, self.history)
+
+    def mean(self, values: Array) -> Array:
+        """The mean over valid rows of something computed per row; zero for an empty pool."""
+        valid = self.valid.reshape((-1,) + (1,) * (values.ndim - 1))
+        count = jnp.maximum(jnp.sum(self.valid), 1).astype(values.dtype)
+        return jnp.sum(jnp.where(valid, values, 0), axis=0) / count
+
+
+class PerExample(eqx.Module):
+    """One row per example of a client's split (a `Local` field), keyed by the example's position: FedX2's u(z).
+
+    Declared in `init_server` as `PerExample(value, split)` with the value that every example starts from. A client
+    sees its own rows: `u[sample.index]` reads, `u.set(sample.index, rows)` writes.
+    """
+
+    rows: PyTree
+    split: str = eqx.field(static=True, default="train")
+
+    def __getitem__(self, index: Array) -> Any:
+        return jax.tree.map(lambda a: a[index], self.rows)
+
+    def set(self, index: Array, rows: PyTree) -> "PerExample":
+        """The rows at these positions replaced; where a position repeats, one of its rows is kept."""
+        put = lambda old, new: old.at[index].set(jnp.asarray(new, old.dtype), mode="drop")
+        return PerExample(jax.tree.map(put, self.rows, rows), self.split)
+
+
+def is_per_example(node: Any) -> bool:
+    return isinstance(node, PerExample)

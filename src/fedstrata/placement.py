@@ -1,0 +1,119 @@
+"""Placements: where each field of an algorithm's state lives. *The state is the protocol*: everything else is derived.
+
+| placement   | goes up  | goes down | merged by                                                         |
+|-------------|----------|-----------|-------------------------------------------------------------------|
+| `Averaged`  | yes      | yes       | weighted mean                                                     |
+| `Reported`  | yes      | no        | weighted mean, seen by the server only                            |
+| `Gathered`  | yes      | no        | rows of this cohort, at the server                                |
+| `Pooled`    | own rows | the union | union of rows, the last rounds kept (see `Pool`)                  |
+| `Broadcast` | no       | yes       | the server owns it; a client's copy may move and is then dropped  |
+| `Local`     | no       | no        | never leaves its client                                           |
+| `Server`    | no       | no        | never leaves the server                                           |
+"""
+
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
+
+import jax
+
+T = TypeVar("T")
+
+
+class Placement(NamedTuple):
+    """What a placement means; the whole library asks these fields and nothing else."""
+
+    name: str
+    up: bool  # a client sends it
+    down: bool  # the server sends it
+    merge: Literal["mean", "rows", "union"] | None
+    held: Literal["once", "by cohort", "by client"]  # how a simulator keeps it between rounds
+    client_reads: bool = True
+    server_reads: bool = True
+
+
+AVERAGED = Placement("Averaged", up=True, down=True, merge="mean", held="once")
+REPORTED = Placement("Reported", up=True, down=False, merge="mean", held="once")
+GATHERED = Placement("Gathered", up=True, down=False, merge="rows", held="by cohort", client_reads=False)
+POOLED = Placement("Pooled", up=True, down=True, merge="union", held="by cohort")
+BROADCAST = Placement("Broadcast", up=False, down=True, merge=None, held="once")
+LOCAL = Placement("Local", up=False, down=False, merge=None, held="by client", server_reads=False)
+SERVER = Placement("Server", up=False, down=False, merge=None, held="once", client_reads=False)
+
+# A type checker sees `Averaged[Vector]` as `Vector`; the library reads the placement behind it.
+Averaged = Annotated[T, AVERAGED]
+Reported = Annotated[T, REPORTED]
+Gathered = Annotated[T, GATHERED]
+Pooled = Annotated[T, POOLED]
+Broadcast = Annotated[T, BROADCAST]
+Local = Annotated[T, LOCAL]
+Server = Annotated[T, SERVER]
+
+
+def placements(state: type) -> dict[str, Placement]:
+    """The placement of every field of a state class, in the order of its fields.
+
+    >>> class State(NamedTuple):
+    ...     x: Averaged[float]
+    ...     c: Local[float]
+    >>> {name: place.name for name, place in placements(state=State).items()}
+    {'x': 'Averaged', 'c': 'Local'}
+    """
+    if not (isinstance(state, type) and issubclass(state, tuple) and hasattr(state, "_fields")):
+        raise TypeError(f"{getattr(state, '__qualname__', state)} must be a NamedTuple whose fields carry placements")
+    hints = get_type_hints(state, include_extras=True)
+    return {field: _placement(state, field, hints[field]) for field in state._fields}  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _placement(state: type, field: str, hint: Any) -> Placement:
+    found = [p for p in get_args(hint)[1:] if isinstance(p, Placement)] if get_origin(hint) is Annotated else []
+    if len(found) != 1:
+        raise TypeError(
+            f"field {field!r} of {state.__qualname__} has {'no placement' if not found else 'several placements'}; "
+            f"say where it lives, e.g. `{field}: Averaged[Vector]` "
+            "(one of Averaged, Reported, Gathered, Pooled, Broadcast, Local, Server)"
+        )
+    return found[0]
+
+
+class NotVisible(TypeError):
+    """One side of the federation read a field that it cannot see."""
+
+
+class Hidden:
+    """Stands for a field that this side cannot see: it can be handed on, but every use of it raises `NotVisible`."""
+
+    def __init__(self, reason: str):
+        self._reason = reason
+
+    def __repr__(self) -> str:
+        return f"Hidden({self._reason})"
+
+    def __hash__(self) -> int:
+        return hash(self._reason)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Hidden) and self._reason == other._reason
+
+    def __getattr__(self, name: str) -> Any:
+        self._refuse()
+
+    def _refuse(self, *_: Any) -> Any:
+        raise NotVisible(object.__getattribute__(self, "_reason"))
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _refuse
+    __matmul__ = __rmatmul__ = __neg__ = __abs__ = __pow__ = __getitem__ = __iter__ = __len__ = _refuse
+    __bool__ = __float__ = __int__ = __lt__ = __le__ = __gt__ = __ge__ = __call__ = _refuse
+
+
+# No children: a hidden field weighs nothing in a compiled program.
+jax.tree_util.register_pytree_node(Hidden, lambda h: ((), object.__getattribute__(h, "_reason")), lambda r, _: Hidden(r))
+
+
+def hide(state: Any, fields: dict[str, str]) -> Any:
+    """The state with each named field replaced by one that raises, for the reason given, when it is used."""
+    return state._replace(**{field: Hidden(reason) for field, reason in fields.items()})
+
+
+def select(state: type, wanted: Callable[[Placement], bool]) -> tuple[str, ...]:
+    """The fields whose placement satisfies a predicate."""
+    return tuple(field for field, place in placements(state).items() if wanted(place))

@@ -1,0 +1,165 @@
+"""Problems and oracles: what is minimised, and what one sample can say about it."""
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, PRNGKeyArray, PyTree
+
+from fedstrata.clock import Clock, stream_key
+from fedstrata.data.sampling import Draw, Index, Sample, Sampler, Shard, sampler
+from fedstrata.vector import Vector
+
+
+class Oracle(eqx.Module):
+    """The problem as one client sees it in one step: its data through one random sample ξ.
+
+    Every question put to one oracle is answered on the same ξ, which recursive estimators need. `fresh` gives an
+    oracle with an independent sample, of another size if wanted.
+    """
+
+    problem: Any
+    shard: Shard
+    samples: Mapping[str, Sample]
+    clock: Clock
+    client: Array
+    key: PRNGKeyArray  # private randomness of this step; folded from (seed, round, client, step)
+    sampler: Sampler
+
+    def sample(self, stream: str) -> Sample:
+        return self.samples[stream]
+
+    def count(self, split: str = "train") -> Array:
+        """How many examples this client has."""
+        return self.shard[split].count
+
+    def fresh(self, number: int, batch_size: Any = None) -> Any:
+        """The same client and time with an independent sample; equal numbers give equal samples."""
+        key = jax.random.fold_in(self.key, number + 1)
+        rule = self.sampler if batch_size is None else sampler(batch_size)
+        return self.problem.oracle(self.shard, key, rule, clock=self.clock, client=self.client)
+
+
+class SmoothOracle(Oracle):
+    """An oracle of a differentiable function of x: what FedAvg and its relatives ask for."""
+
+    @abstractmethod
+    def value(self, x: Vector) -> Array:
+        """f(x; ξ)"""
+
+    def grad(self, x: Vector) -> Vector:
+        """∇f(x; ξ)"""
+        return jax.grad(self.value)(x)
+
+    def value_and_grad(self, x: Vector) -> tuple[Array, Vector]:
+        return jax.value_and_grad(self.value)(x)
+
+    def hvp(self, x: Vector, v: Vector) -> Vector:
+        """∇²f(x; ξ) v"""
+        return jax.jvp(self.grad, (x,), (v,))[1]
+
+
+class Rows(eqx.Module):
+    """A whole split with one weight per example (summing to one), for exact evaluation."""
+
+    examples: PyTree
+    weight: Array
+    client: Array  # who owns the row
+    clients: int = eqx.field(static=True)
+    chunk: int = eqx.field(static=True, default=4096)
+
+    def mean(self, function: Callable[[PyTree], PyTree]) -> PyTree:
+        """Σ_j w_j function(example_j), in chunks that fit, differentiable with as little memory."""
+        size = self.weight.shape[0]
+        weighted = lambda rows, w: jax.tree.map(
+            lambda v: jnp.tensordot(w.astype(v.dtype), v, axes=1), jax.vmap(function)(rows)
+        )
+        if size <= self.chunk:
+            return weighted(self.examples, self.weight)
+
+        @jax.checkpoint
+        def chunk(number: Array) -> PyTree:
+            rows = number * self.chunk + jnp.arange(self.chunk)
+            take = jnp.minimum(rows, size - 1)
+            return weighted(
+                jax.tree.map(lambda a: a[take], self.examples), jnp.where(rows < size, self.weight[take], 0)
+            )
+
+        first = chunk(jnp.array(0))
+        add = lambda total, number: (jax.tree.map(jnp.add, total, chunk(number)), None)
+        return jax.lax.scan(add, first, jnp.arange(1, -(-size // self.chunk)))[0]
+
+    def mean_by_client(self, function: Callable[[PyTree], Array]) -> Array:
+        """The plain mean of function(example) over each client's rows; NaN for a client without any."""
+        values = jax.lax.map(function, self.examples, batch_size=self.chunk)
+        total = jax.ops.segment_sum(values, self.client, self.clients)
+        return total / jax.ops.segment_sum(jnp.ones_like(values), self.client, self.clients)
+
+
+Full = Mapping[str, Rows]  # by split
+
+
+class Problem(eqx.Module):
+    """A federated objective. It knows its true value, gradient and stationarity on full data, and its oracle."""
+
+    Oracle: ClassVar[type[Oracle]]
+    streams: ClassVar[Mapping[str, str]]  # name of an independent sample -> the split that it is drawn from
+
+    def init(self, key: PRNGKeyArray) -> PyTree:
+        """Start values, where the problem was made from a model."""
+        raise ValueError(f"this {type(self).__name__} problem has no model to start from; give params=")
+
+    @abstractmethod
+    def objective(self, x: Vector, full: Full) -> Array:
+        """The true global objective."""
+
+    def gradient(self, x: Vector, full: Full) -> Vector:
+        """The true global gradient."""
+        return jax.grad(self.objective)(x, full)
+
+    def stationarity(self, x: Vector, full: Full) -> Array:
+        """How far x is from a stationary point: the gradient's norm, unless the problem has a better measure."""
+        return self.gradient(x, full).norm()
+
+    def evaluate(self, x: Vector, full: Full, stationarity: bool = True) -> dict[str, Array]:
+        """Objective, stationarity and the problem's own metrics."""
+        out = {"objective": self.objective(x, full)}
+        return out | ({"stationarity": self.stationarity(x, full)} if stationarity else {})
+
+    def evaluate_clients(self, x: Vector, rows: Rows) -> dict[str, Array]:
+        """Metrics of each client, where they have a meaning."""
+        return {}
+
+    def check(self, x: Vector, federation: Any) -> None:
+        """Refuse parameters or data that this problem cannot take, before anything compiles."""
+
+    def draws(self, shard: Shard, key: PRNGKeyArray, rule: Sampler, clock: Clock, client: Any, lasting: Any) -> Any:
+        """The positions that every stream looks at in this step."""
+        out: dict[str, Index] = {}
+        for number, (stream, split) in enumerate(self.streams.items()):
+            view, at = shard[split], Draw(key, lasting, clock, client, stream, number)
+            out[stream] = rule.draw(at, view.count, view.capacity)
+        return out
+
+    def oracle(
+        self,
+        shard: Shard,
+        key: PRNGKeyArray,
+        batch_size: Any = "all",
+        *,
+        clock: Clock | None = None,
+        client: Array | int = 0,
+        draws: Mapping[str, Index] | None = None,
+    ) -> Any:
+        """This problem seen by one client through one sample; `key` is the client's key of the round."""
+        clock, rule = clock or Clock.at(0, 1), sampler(batch_size)
+        client = jnp.asarray(client, jnp.int32)
+        drawn = self.draws(shard, key, rule, clock, client, key) if draws is None else draws
+        samples = {
+            s: Sample(shard[split].take(drawn[s][0]), drawn[s][1], drawn[s][0]) for s, split in self.streams.items()
+        }
+        step_key = stream_key(key, clock.local_step, len(self.streams))
+        return self.Oracle(self, shard, samples, clock, client, step_key, rule)

@@ -1,0 +1,9 @@
+"""What runs leave for people to read: histories, tables, plots and a progress bar."""
+
+from fedstrata.report.axes import higher_is_better as higher_is_better
+from fedstrata.report.history import WALL_CLOCK as WALL_CLOCK
+from fedstrata.report.history import History as History
+from fedstrata.report.plots import plot as plot
+from fedstrata.report.progress import Progress as Progress
+from fedstrata.report.tables import Comparison as Comparison
+from fedstrata.report.tables import compare as compare

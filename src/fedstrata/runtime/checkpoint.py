@@ -1,0 +1,137 @@
+"""Checkpoints: atomic, versioned, checked. The state is everything, so what is saved is complete by construction."""
+
+import errno
+import hashlib
+import json
+import logging
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+VERSION = 1
+KEEP = 2  # the newest, and one to fall back on
+
+log = logging.getLogger("fedstrata")
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint could not be written, read, or does not belong to this run."""
+
+    result: Any = None  # what the run had reached, where it was stopped by a failed write
+
+
+class Saved(NamedTuple):
+    round: int
+    arrays: dict[str, np.ndarray]
+    config: dict[str, Any]
+
+
+class Checkpoints:
+    """The checkpoints of one run, in one folder; the newest `KEEP` stay."""
+
+    def __init__(self, folder: str | os.PathLike[str]):
+        self.folder = Path(folder).absolute()
+
+    def prepare(self, size: int) -> None:
+        """Refuse a folder that cannot be written, or a disk that cannot hold the checkpoints, before anything runs."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            probe = self.folder / ".writable"
+            probe.write_bytes(b"")
+            probe.unlink()
+        except OSError as error:
+            raise CheckpointError(
+                f"cannot write checkpoints to {self.folder}: {error.strerror}; choose another folder"
+            ) from error
+        free, needed = shutil.disk_usage(self.folder).free, (KEEP + 1) * size
+        if free < needed:
+            raise CheckpointError(
+                f"{self.folder} has {free / 1e6:.0f} MB free, but this run's checkpoints need {needed / 1e6:.0f} MB; "
+                "free some space or choose another folder"
+            )
+
+    def rounds(self) -> list[int]:
+        """The rounds of all finished checkpoints, oldest first."""
+        names = [p.name for p in self.folder.glob("round-*")] if self.folder.is_dir() else []
+        return sorted(int(n[6:]) for n in names if n[6:].isdigit())
+
+    def save(self, round: int, arrays: Mapping[str, np.ndarray], config: Mapping[str, Any]) -> None:
+        """Written beside, then renamed: a reader sees a whole checkpoint or none."""
+        import orbax.checkpoint as ocp
+
+        target = self._path(round)
+        about = {"version": VERSION, "round": round, "config": config, "names": list(arrays), "sha256": _digest(arrays)}
+        tree = {f"{i:05d}": np.asarray(a) for i, a in enumerate(arrays.values())}
+        tree["about"] = np.frombuffer(json.dumps(about).encode(), np.uint8)
+        try:
+            with ocp.PyTreeCheckpointer() as writer:
+                writer.save(target, tree, force=True)
+        except Exception as error:
+            kept = self.rounds()
+            for part in self.folder.glob(f"{target.name}.orbax-checkpoint-tmp*"):
+                shutil.rmtree(part, ignore_errors=True)
+            full = (
+                getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+                or "space" in str(error).lower()
+            )
+            why = "the disk is full" if full else str(error).splitlines()[0]
+            last = f"the checkpoint of round {kept[-1]} is intact" if kept else "no earlier checkpoint exists"
+            raise CheckpointError(
+                f"could not write the checkpoint of round {round} to {self.folder}: {why}; {last}: make room and resume"
+            ) from error
+        for old in self.rounds()[:-KEEP]:
+            shutil.rmtree(self._path(old), ignore_errors=True)
+
+    def load(self) -> Saved | None:
+        """The newest good checkpoint; a damaged one is passed over, and said so. None where there is none at all."""
+        rounds = self.rounds()
+        for round in reversed(rounds):
+            try:
+                saved = self._read(round)
+            except Exception as error:
+                log.warning(
+                    "checkpoint of round %d in %s is damaged (%s); trying the one before", round, self.folder, error
+                )
+                continue
+            if round != rounds[-1]:
+                log.warning("resuming from round %d instead of round %d", round, rounds[-1])
+            return saved
+        if rounds:
+            raise CheckpointError(
+                f"no checkpoint in {self.folder} can be read (rounds {rounds}); delete it to start again"
+            )
+        return None
+
+    def _read(self, round: int) -> Saved:
+        import orbax.checkpoint as ocp
+
+        with ocp.PyTreeCheckpointer() as reader:
+            tree = reader.restore(self._path(round))
+        about = json.loads(bytes(np.asarray(tree.pop("about"), np.uint8)))
+        if about["version"] != VERSION:
+            raise ValueError(f"it has format {about['version']}, this program reads {VERSION}")
+        arrays = {name: np.asarray(tree[f"{i:05d}"]) for i, name in enumerate(about["names"])}
+        if _digest(arrays) != about["sha256"]:
+            raise ValueError("its checksum is wrong")
+        return Saved(about["round"], arrays, about["config"])
+
+    def _path(self, round: int) -> Path:
+        return self.folder / f"round-{round:09d}"
+
+
+def _digest(arrays: Mapping[str, np.ndarray]) -> str:
+    whole = hashlib.sha256()
+    for name, array in arrays.items():
+        whole.update(f"{name} {array.dtype} {array.shape};".encode())
+        whole.update(np.ascontiguousarray(array).tobytes())
+    return whole.hexdigest()
+
+
+def difference(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """What differs between the run that was saved and the one that wants to go on with it."""
+    names = [n for n in {**saved, **now} if saved.get(n) != now.get(n)]
+    return [f"{n}: saved {saved.get(n, 'nothing')!r}, now {now.get(n, 'nothing')!r}" for n in names]

@@ -1,0 +1,105 @@
+"""How a cohort's clients are executed: all at once, one by one, or in chunks. `auto` measures once and remembers."""
+
+import hashlib
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedstrata.runtime.describe import describe
+from fedstrata.runtime.job import Job
+from fedstrata.runtime.simulate import Plan
+
+WORTH_MEASURING = 1e12  # floating-point operations of a run below which trying out costs more than it can save
+
+
+def settle(job: Job, execution: Any) -> Job:
+    """The job with its execution chosen."""
+    if execution != "auto":
+        chunk = isinstance(execution, int | np.integer) and not isinstance(execution, bool) and execution >= 1
+        if execution not in ("vmap", "map") and not chunk:
+            raise ValueError(f'execution={execution!r} must be "vmap", "map", "auto", or a chunk size >= 1')
+        return _with(job, int(execution) if chunk else execution)
+    return _with(job, choose(job)[0])
+
+
+def choose(job: Job) -> tuple[str | int, str]:
+    """The fastest execution for this job, and why."""
+    cohort = job.world.selection.size(job.world.clients)
+    if cohort == 1:
+        return "vmap", "one client a round"
+    work = _work(job)
+    if work * job.plan.rounds < WORTH_MEASURING:
+        return "vmap", f"a run of {work * job.plan.rounds:.1e} operations is too short to measure"
+    memory, name = _memory(), _name(job)
+    if name in memory:
+        return memory[name], "measured before"
+    times: dict[Any, float] = {}
+    for candidate in ["vmap", "map", *([8] if cohort > 16 else [])]:
+        times[candidate] = _time(_with(job, candidate))
+    best = min(times, key=lambda c: times[c])
+    _remember({**memory, name: best})
+    measured = ", ".join(f"{c}: {t * 1e3:.1f} ms" for c, t in times.items())
+    return best, f"measured per round: {measured}"
+
+
+def cache_folder() -> Path:
+    """Where the library keeps what it may forget: `$FEDSTRATA_CACHE`, or the user's cache."""
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return Path(os.environ.get("FEDSTRATA_CACHE") or os.path.join(home, "fedstrata"))
+
+
+def _with(job: Job, execution: Any) -> Job:
+    return job._replace(plan=job.plan._replace(execution=execution))
+
+
+def _time(job: Job) -> float:
+    """Seconds per round, without evaluation: the best of a few."""
+    quiet = job._replace(plan=Plan(rounds=2**30, every=2**30, records=1, execution=job.plan.execution, stationarity=False))
+    carry = quiet.begin()[0]
+    jax.block_until_ready(quiet.advance(carry, 0, 1))
+    took = []
+    for _ in range(3):
+        began = time.perf_counter()
+        jax.block_until_ready(quiet.advance(carry, 1, 2))
+        took.append(time.perf_counter() - began)
+    return min(took)
+
+
+def _work(job: Job) -> float:
+    """Floating-point operations of one round, roughly: six per parameter, example and local step."""
+    world = job.world
+    cohort = world.selection.size(world.clients)
+    steps = sum(p.steps * p.repeat for p in job.rest.phases(world.problem))
+    rows = sum(world.sampler.rows(world.flat[s].capacity) for s in world.problem.streams.values())
+    return 6.0 * job.x0.size * rows * steps * cohort
+
+
+def _name(job: Job) -> str:
+    shapes = [str((a.shape, str(a.dtype))) for a in jax.tree.leaves((job.x0, job.world.flat))]
+    device = jax.devices()[0].device_kind
+    words = [describe(job.world.problem), describe(job.rest), describe(job.world.sampler), shapes, device, os.cpu_count()]
+    size = job.world.selection.size(job.world.clients)
+    return hashlib.sha256(json.dumps([words, size, jax.__version__], default=str).encode()).hexdigest()[:24]
+
+
+def _memory() -> dict[str, Any]:
+    try:
+        return json.loads((cache_folder() / "execution.json").read_text())
+    except (OSError, ValueError):
+        return {}
+
+
+def _remember(memory: dict[str, Any]) -> None:
+    """Losing this costs a measurement, so a cache that cannot be written is no error."""
+    try:
+        cache_folder().mkdir(parents=True, exist_ok=True)
+        part = cache_folder() / f"execution.json.{os.getpid()}"
+        part.write_text(json.dumps(memory))
+        part.replace(cache_folder() / "execution.json")
+    except OSError:
+        pass

@@ -1,0 +1,144 @@
+"""A job: one algorithm on one federation, over swept values × seeds, ready to be advanced as one program."""
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from fedstrata.algorithm import Algorithm, as_arrays, reals, with_values
+from fedstrata.clock import domain
+from fedstrata.errors import unknown
+from fedstrata.runtime import simulate
+from fedstrata.runtime.simulate import Carry, Plan, World
+from fedstrata.runtime.start import start_values
+from fedstrata.transport.ledger import Ledger, ledger
+from fedstrata.vector import Vector
+
+
+class Job(NamedTuple):
+    """`runs` simulations in one program; every array in `values`, `x0` and `keys` has a leading axis of runs."""
+
+    world: World
+    plan: Plan
+    values: Any  # the array part of the algorithm: its real hyper-parameters
+    rest: Any  # the static part
+    x0: Vector
+    keys: Array
+    axes: dict[str, list]
+    ledger: Ledger
+
+    @property
+    def runs(self) -> int:
+        return self.keys.shape[0]
+
+    def begin(self) -> tuple[Carry, dict[str, Array], Any]:
+        return _begin(self.world, self.plan, self.values, self.rest, self.x0, self.keys)
+
+    def advance(self, carry: Carry, first: int, last: int, own: Any = None) -> tuple[Carry, dict, Array, Array]:
+        """Rounds first … last−1 of every run; first = last compiles and runs nothing."""
+        bounds = jnp.asarray(first, jnp.int32), jnp.asarray(last, jnp.int32)
+        return _advance(self.world, self.plan, self.values, self.rest, self.x0, self.keys, carry, *bounds, own)
+
+    def solutions(self, carry: Carry) -> Vector:
+        return _solutions(self.world, self.values, self.rest, carry)
+
+
+def _over_runs(function: Callable[..., Any], *batched: Any) -> Any:
+    """One run is not batched: its program is the plain one."""
+    if jax.tree.leaves(batched)[0].shape[0] == 1:
+        out = function(*jax.tree.map(lambda a: a[0], batched))
+        return jax.tree.map(lambda a: a[None], out)
+    return jax.vmap(function)(*batched)
+
+
+@eqx.filter_jit
+def _begin(world: World, plan: Plan, values: Any, rest: Any, x0: Vector, keys: Array) -> Any:
+    one = lambda v, x, k: simulate.begin(world, eqx.combine(v, rest), plan, x, k)
+    return _over_runs(one, values, x0, keys)
+
+
+@eqx.filter_jit
+def _advance(
+    world: World,
+    plan: Plan,
+    values: Any,
+    rest: Any,
+    x0: Vector,
+    keys: Array,
+    carry: Carry,
+    first: Array,
+    last: Array,
+    own: Any,
+) -> Any:
+    one = lambda x, v, k, c, o: simulate.advance(world, eqx.combine(v, rest), plan, x, k, c, first, last, o)
+    return _over_runs(one, x0, values, keys, carry, own)
+
+
+@eqx.filter_jit
+def _solutions(world: World, values: Any, rest: Any, carry: Carry) -> Vector:
+    show = simulate.show_server
+    one = lambda c, v: eqx.combine(v, rest).solution(world.problem, show(c.shared))
+    return _over_runs(one, carry, values)
+
+
+def seed_list(seeds: int | Sequence[int]) -> list[int]:
+    """`seeds=10` means 0 … 9."""
+    listed = list(range(seeds)) if isinstance(seeds, int) else [int(s) for s in seeds]
+    if not listed or len(set(listed)) != len(listed) or min(listed) < 0:
+        raise ValueError(f"seeds={seeds!r} must be a number >= 1, or different whole numbers >= 0")
+    return listed
+
+
+def spread(
+    algorithm: Algorithm, sweep: Mapping[str, Sequence[Any]], seeds: list[int], dtype: Any
+) -> tuple[Any, Any, dict[str, list]]:
+    """The algorithm's array part stacked over sweep × seeds, its static part, and the labelled axes."""
+    known = reals(algorithm)
+    for name, values in sweep.items():
+        if name not in known:
+            if hasattr(algorithm, name):
+                raise ValueError(
+                    f"{type(algorithm).__name__}: {name!r} cannot be swept in one program, because it changes the program; "
+                    f"run once per value, or use fs.tune, which does (real hyper-parameters: {', '.join(known)})"
+                )
+            raise unknown(f"hyper-parameter of {type(algorithm).__name__}", name, known)
+        if not len(values) or any(callable(v) for v in values):
+            raise ValueError(f"sweep: {name!r} needs at least one value, and numbers only (run schedules one by one)")
+        with_values(algorithm, **{name: np.asarray(values, np.float64)})  # every value in range, before stacking
+    names = list(sweep)
+    combined = [with_values(algorithm, **dict(zip(names, v, strict=True))) for v in itertools.product(*sweep.values())]
+    parts = [eqx.partition(as_arrays(a, dtype), eqx.is_array) for a in combined for _ in seeds]
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *[p[0] for p in parts])
+    axes = {name: [float(v) for v in sweep[name]] for name in names} | {"seed": seeds}
+    return stacked, parts[0][1], axes
+
+
+def start_points(problem: Any, params: Any, seeds: list[int]) -> Vector:
+    """x0 of every seed: given arrays, a function of a key, or the problem's own start."""
+    keys = jnp.stack([jax.random.key(s) for s in seeds])
+    make = params if callable(params) else problem.init if params is None else None
+    if make is None:
+        as_array = lambda a: jnp.asarray(a)
+        return jax.tree.map(lambda a: jnp.broadcast_to(as_array(a), (len(seeds), *jnp.shape(a))), Vector(params))
+    points = [make(domain(key, "parameters")) for key in keys]
+    return Vector(jax.tree.map(lambda *leaves: jnp.stack(leaves), *points))
+
+
+def repeat_runs(x0: Vector, seeds: list[int], runs: int) -> tuple[Vector, Array]:
+    """Start points and keys of all runs: the seeds again for every swept setting."""
+    times = runs // len(seeds)
+    keys = jnp.stack([jax.random.key(s) for s in seeds])
+    return jax.tree.map(lambda a: jnp.concatenate([a] * times), x0), jnp.concatenate([keys] * times)
+
+
+def ledger_of(world: World, algorithm: Algorithm, x0: Vector) -> Ledger:
+    """What one client sends and receives a round; nothing for a centralised method."""
+    if algorithm.centralised:
+        return Ledger(())
+    template = jax.eval_shape(lambda x: start_values(algorithm, world.problem, x), x0)
+    return ledger(algorithm, world.problem, template, world.selection.size(world.clients))

@@ -1,0 +1,140 @@
+"""From what a user gives to what the program takes: data on the device, weights, and every check that needs no run."""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedstrata.algorithm import Algorithm, oracle_needed
+from fedstrata.data.federation import Federation, Split
+from fedstrata.data.sampling import Balanced, Epochs, Sampler, Whole
+from fedstrata.errors import unknown
+from fedstrata.problems.base import Problem, Rows
+from fedstrata.runtime.layout import FlatSplit
+from fedstrata.runtime.simulate import World
+from fedstrata.transport.cohort import Selection, selection
+from fedstrata.transport.ledger import exchanges
+from fedstrata.vector import Vector
+
+Weights = Literal["uniform", "size"]
+
+
+def rows_of(split: Split, weights: Weights, dtype: Any) -> Rows:
+    """A whole split, each example with its share of the objective: p_i / n_i, over the clients that have any."""
+    counts = np.asarray(split.counts)
+    filled = counts > 0
+    if not filled.any():
+        raise ValueError("this split has no examples, so nothing can be evaluated on it")
+    by_size = weights == "size" or split.pooled
+    share = np.full(counts.shape, 1.0 / split.size) if by_size else 1.0 / (filled.sum() * np.maximum(counts, 1))
+    owners = np.asarray(split.owners)
+    examples = jax.tree.map(jnp.asarray, split.examples)
+    return Rows(examples, jnp.asarray(share[owners], dtype), jnp.asarray(owners, jnp.int32), split.clients)
+
+
+def full_data(federation: Federation, weights: Weights = "uniform", dtype: Any = None) -> dict[str, Rows]:
+    """Every split whole, for `problem.objective(x, full)` and the other exact evaluations.
+
+    >>> fed = Federation.from_clients([{"x": np.zeros(3)}, {"x": np.ones(1)}])
+    >>> full_data(fed)["train"].weight  # each client counts one half
+    Array([0.16666667, 0.16666667, 0.16666667, 0.5       ], dtype=float32)
+    """
+    dtype = jnp.zeros(()).dtype if dtype is None else dtype
+    return {name: rows_of(split, weights, dtype) for name, split in federation.splits.items()}
+
+
+def flat_split(split: Split) -> FlatSplit:
+    start, counts = np.asarray(split.offsets)[:-1], np.asarray(split.counts)
+    examples = jax.tree.map(jnp.asarray, split.examples)
+    return FlatSplit(examples, jnp.asarray(start, jnp.int32), jnp.asarray(counts, jnp.int32), int(counts.max()))
+
+
+def flat_data(federation: Federation, splits: Sequence[str]) -> dict[str, FlatSplit]:
+    return {name: flat_split(federation[name]) for name in splits}
+
+
+def check_parameters(x: Vector) -> None:
+    """Parameters must be real arrays, and finite."""
+    leaves = jax.tree_util.tree_flatten_with_path(x.tree)[0]
+    if not leaves:
+        raise ValueError("params has no arrays; give the start values of the model")
+    for path, leaf in leaves:
+        name = "params" + jax.tree_util.keystr(path)
+        if not hasattr(leaf, "dtype") or not jnp.issubdtype(leaf.dtype, jnp.floating):
+            kind = getattr(leaf, "dtype", type(leaf).__name__)
+            raise TypeError(f"{name} has dtype {kind}; parameters must be floating-point arrays (say, .astype(float))")
+        if not bool(jnp.all(jnp.isfinite(leaf))):
+            raise ValueError(f"{name} is not finite at the start")
+
+
+def check_solves(algorithm: Algorithm, problem: Problem) -> None:
+    """The algorithm's oracle must be one that the problem has, and its messages must be possible."""
+    if not isinstance(algorithm, Algorithm):
+        raise TypeError(f"algorithm={algorithm!r} is not an Algorithm; create one, e.g. fs.FedAvg(step_size=0.1)")
+    if not isinstance(problem, Problem):
+        raise TypeError(f"problem={problem!r} is not a Problem; create one, e.g. fs.Average(loss)")
+    phases = algorithm.phases(problem)
+    exchanges(algorithm, phases)
+    for phase in phases:
+        needed = oracle_needed(phase.step)
+        if isinstance(needed, type) and not issubclass(problem.Oracle, needed):
+            raise TypeError(
+                f"{type(algorithm).__name__} does not solve {type(problem).__name__} problems: it asks for a "
+                f"{needed.__name__}, and they have a {problem.Oracle.__name__}"
+            )
+
+
+def world_of(
+    problem: Problem,
+    algorithm: Algorithm,
+    federation: Federation,
+    rule: Sampler,
+    cohort: Any,
+    weights: Weights,
+    monitor: Problem | None,
+    evaluate: Sequence[str] | None,
+    dtype: Any,
+) -> World:
+    """Data on the device and the rules of a run, checked."""
+    if weights not in ("uniform", "size"):
+        raise unknown("weights", str(weights), ["uniform", "size"])
+    needed = sorted({*problem.streams.values()})
+    for name in [*needed, *(evaluate or ())]:
+        if name not in federation.splits:
+            raise unknown(f"split (this federation is asked for {name!r}); split", name, federation.splits)
+    for name in needed:
+        counts = np.asarray(federation[name].counts)
+        if counts.min() < 1:
+            empty = federation.names[int(counts.argmin())]
+            raise ValueError(
+                f"{empty} has no examples in split {name!r}; drop it with federation.select, or give it data"
+            )
+        rule.check(counts, federation.names.__getitem__)
+    wanted = [n for n in federation.splits if n in needed or evaluate is None or n in evaluate or n == "train"]
+    full = {n: rows_of(federation[n], weights, dtype) for n in wanted if federation[n].size}
+    flat = flat_data(federation, needed)
+    counts = flat[needed[0]].count if weights == "size" else None
+    if algorithm.centralised:
+        rule, flat = _pool(rule, flat, weights)
+        return World(problem, monitor, rule, selection(None), flat, full, None, 1)
+    chosen: Selection = selection(cohort)
+    chosen.check(federation.clients)
+    return World(problem, monitor, rule, chosen, flat, full, counts, federation.clients)
+
+
+def _pool(rule: Sampler, flat: dict[str, FlatSplit], weights: Weights) -> tuple[Sampler, dict[str, FlatSplit]]:
+    """One client that holds everything, sampled so that the objective stays the same."""
+    first = next(iter(flat.values()))
+    alike = weights == "size" or bool(jnp.all(first.count == first.count[0]))
+    if not alike and isinstance(rule, Epochs):
+        raise ValueError(
+            'centralised epochs over clients of different sizes need weights="size", or sampling="replacement"'
+        )
+    if not isinstance(rule, Epochs):
+        whole = isinstance(rule, Whole)
+        rule = Balanced(0 if whole else rule.rows(first.capacity), first.start, first.count, alike, whole)
+    size = lambda f: jax.tree.leaves(f.examples)[0].shape[0]
+    zero = jnp.zeros((1,), jnp.int32)
+    return rule, {n: FlatSplit(f.examples, zero, jnp.full((1,), size(f), jnp.int32), size(f)) for n, f in flat.items()}

@@ -1,0 +1,131 @@
+"""A run on its way: segments of rounds, what they recorded, and how runs end."""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedstrata.placement import Hidden
+from fedstrata.runtime.job import Job
+from fedstrata.runtime.records import Records
+from fedstrata.runtime.result import ENDINGS, Result
+from fedstrata.runtime.simulate import DIVERGED, EXPLODED, RUNNING, Carry
+from fedstrata.transport.cohort import Everyone
+
+Callback = Callable[[int, dict[str, np.ndarray]], Any]
+SEGMENT_SECONDS = 0.5  # how long a segment should take: the progress bar moves that often
+
+
+class Run:
+    """The state of all runs of a job between two segments."""
+
+    def __init__(self, job: Job, carry: Carry, records: Records, round: int, own: Any = None, seconds: float = 0.0):
+        self.job, self.carry, self.records, self.round = job, carry, records, round
+        self.own, self.seconds = own or None, seconds
+        self.length = 1  # evaluations in the next segment
+
+    @classmethod
+    def start(cls, job: Job) -> "Run":
+        carry, found, own = job.begin()
+        records = Records()
+        records.start(found)
+        return cls(job, carry, records, 0, own)
+
+    def compile(self) -> float:
+        """Compile the program without running a round; returns the seconds that took."""
+        began = time.perf_counter()
+        jax.block_until_ready(self.job.advance(self.carry, self.round, self.round)[2])
+        return time.perf_counter() - began
+
+    def finished(self) -> bool:
+        return self.round >= self.job.plan.rounds or not np.any(np.asarray(self.carry.status) == RUNNING)
+
+    def segment(self, callbacks: Sequence[Callback] = ()) -> None:
+        """Some rounds, to the next evaluation or further; how many changes nothing in the result."""
+        plan, first = self.job.plan, self.round
+        if self.own is not None:  # a first round that starts client by client is a program of its own
+            last = 1
+        else:
+            last = min((first // plan.every + self.length) * plan.every, plan.rounds)
+        began, before = time.perf_counter(), self.carry
+        carry, found, samples, took = self.job.advance(before, first, last, self.own)
+        status = np.asarray(carry.status)  # waits for the segment
+        seconds = time.perf_counter() - began
+        self.own = None
+        due = [r for r in range(first + 1, last + 1) if r % plan.every == 0 or r == plan.rounds]
+        self.records.segment(due, found, {"samples": samples, "took": took}, self.seconds, seconds)
+        self.seconds, self.round = self.seconds + seconds, last
+        self.carry = self._rewind(before, carry, first) if np.any(status == EXPLODED) else carry
+        self.length = int(np.clip(self.length * SEGMENT_SECONDS / max(seconds, 1e-3), 1, min(2 * self.length, plan.records)))
+        for callback in callbacks:
+            for at, round in enumerate(due, start=len(self.records.rounds) - len(due)):
+                callback(round, {n: v[at] for n, v in self.records.rows.items()})
+
+    def _rewind(self, before: Carry, carry: Carry, first: int) -> Carry:
+        """Runs whose objective exploded go back to their last good evaluation, by running up to it again."""
+        fresh = (np.asarray(carry.status) == EXPLODED) & (np.asarray(before.status) == RUNNING)
+        for bad in np.unique(np.asarray(carry.bad_round)[fresh]):
+            good = max(first, (int(bad) - 1) // self.job.plan.every * self.job.plan.every)
+            again = self.job.advance(before, first, good)[0] if good > first else before
+            chosen = fresh & (np.asarray(carry.bad_round) == bad)
+            pick = lambda a, b, chosen=chosen: np.where(chosen.reshape((-1,) + (1,) * (a.ndim - 1)), a, b)
+            old, new = (again.shared, again.local), (carry.shared, carry.local)
+            shared, local = jax.tree.map(lambda a, b, pick=pick: jax.numpy.asarray(pick(np.asarray(a), np.asarray(b))), old, new)
+            carry = carry._replace(shared=shared, local=local)
+        return carry
+
+    def bytes_sent(self) -> float:
+        took = float(np.mean(self.records.totals["took"]))
+        return took * (self.job.ledger.up + self.job.ledger.total("down", self.rejoining))
+
+    @property
+    def rejoining(self) -> bool:
+        """With partial participation every client of a cohort is counted as one that missed rounds."""
+        return not isinstance(self.job.world.selection, Everyone)
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Everything, for a checkpoint."""
+        leaves = jax.tree.leaves(self.carry)
+        state = {f"carry/{i:05d}": np.asarray(leaf) for i, leaf in enumerate(leaves)}
+        own = {f"own/{i:05d}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(self.own))}
+        return {**state, **own, **self.records.arrays(), "elapsed": np.asarray(self.seconds)}
+
+    def nbytes(self) -> int:
+        return sum(a.nbytes for a in self.arrays().values())
+
+    def result(self, label: str, algorithm: Any, compile_seconds: float) -> Result:
+        job, carry = self.job, self.carry
+        shape = tuple(len(v) for v in job.axes.values())
+        reshape = lambda tree: jax.tree.map(lambda a: np.asarray(a).reshape((*shape, *a.shape[1:])), tree)
+        best = carry.best_x if job.plan.select is not None else job.solutions(carry)
+        status = np.asarray(carry.status)
+        return Result(
+            label=label,
+            history=self.records.history(job.axes, job.ledger, self.rejoining),
+            problem=job.world.problem,
+            algorithm=algorithm,
+            ledger=job.ledger,
+            solutions=reshape(best),
+            state=reshape(carry.shared),
+            local=reshape(carry.local),
+            endings=np.array(ENDINGS)[status].reshape(shape),
+            notes=[self._note(i, label) for i in np.flatnonzero((status == DIVERGED) | (status == EXPLODED))],
+            seconds=self.seconds,
+            compile_seconds=compile_seconds,
+            rounds=self.round,
+        )
+
+    def _note(self, run: int, label: str) -> str:
+        """What happened to a run that diverged, in words."""
+        place = np.unravel_index(run, [len(v) for v in self.job.axes.values()])
+        where = ", ".join(f"{k}={v[i]}" for (k, v), i in zip(self.job.axes.items(), place, strict=True))
+        round = int(np.asarray(self.carry.bad_round)[run])
+        shared = self.carry.shared
+        fields = [f for f, bad in zip(shared._fields, np.asarray(self.carry.bad_fields)[run], strict=True) if bad]
+        local = [f for f in shared._fields if isinstance(getattr(shared, f), Hidden)]
+        if fields:
+            sides = ", ".join(f"{f!r} (Local)" if f in local else repr(f) for f in fields)
+            return f"{label} ({where}) diverged in round {round}: not finite: {sides}; the state of round {round - 1} was kept"
+        return f"{label} ({where}) diverged: its objective had exploded at round {round}; the last good evaluation's state was kept"

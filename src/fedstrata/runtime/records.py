@@ -1,0 +1,73 @@
+"""The rows that a run records while it goes, and the history made of them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from fedstrata.report.history import History
+from fedstrata.transport.ledger import Ledger
+
+COUNTS = ("samples", "took")
+
+
+class Records:
+    """Recorded rounds of all runs: `rows[column]` is a list with one array (runs, ...) per recorded round."""
+
+    def __init__(self) -> None:
+        self.rounds: list[int] = []
+        self.seconds: list[float] = []
+        self.rows: dict[str, list[np.ndarray]] = {}
+        self.totals = {name: np.zeros((), np.int64) for name in COUNTS}  # at the end of the last segment
+
+    def start(self, found: Mapping[str, Any]) -> None:
+        """Round 0: the start values."""
+        runs = np.shape(found["objective"])[0]
+        self.totals = {name: np.zeros((runs,), np.int64) for name in COUNTS}
+        self._add(0, 0.0, {**{n: np.asarray(v) for n, v in found.items()}, **self.totals})
+
+    def segment(
+        self, rounds: list[int], found: Mapping[str, Any], totals: Mapping[str, Any], began: float, took: float
+    ) -> None:
+        """What a segment recorded at these rounds; wall-clock time is shared out evenly over it."""
+        for at, round in enumerate(rounds):
+            row = {n: np.asarray(v)[:, at] for n, v in found.items()}
+            row |= {n: self.totals[n] + row[n].astype(np.int64) for n in COUNTS}
+            self._add(round, began + took * (at + 1) / len(rounds), row)
+        self.totals = {n: self.totals[n] + np.asarray(totals[n], np.int64) for n in COUNTS}
+
+    def _add(self, round: int, seconds: float, row: Mapping[str, np.ndarray]) -> None:
+        self.rounds.append(round)
+        self.seconds.append(seconds)
+        for name, value in row.items():
+            self.rows.setdefault(name, []).append(value)
+
+    def latest(self, name: str) -> np.ndarray:
+        return self.rows[name][-1]
+
+    def history(self, axes: dict[str, list], ledger: Ledger, rejoining: bool) -> History:
+        """The history with its axes labelled and bytes counted."""
+        shape = tuple(len(v) for v in axes.values())
+        wide = {n: np.stack(v, axis=1).reshape((*shape, len(v), *v[0].shape[1:])) for n, v in self.rows.items()}
+        everywhere = lambda values: np.broadcast_to(np.asarray(values), (*shape, len(self.rounds)))
+        took = wide.pop("took")
+        per_client = {n: wide.pop(n) for n in [n for n in wide if n.startswith("client/")]}
+        up, down = ledger.total("up"), ledger.total("down", rejoining)
+        columns = {"round": everywhere(self.rounds), **wide}
+        columns |= {"bytes_up": took * up, "bytes_down": took * down, "seconds": everywhere(self.seconds)}
+        return History(axes, columns, per_client)
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Everything as arrays, for a checkpoint."""
+        out = {f"row/{n}": np.stack(v) for n, v in self.rows.items()} | {
+            f"total/{n}": v for n, v in self.totals.items()
+        }
+        return out | {"rounds": np.asarray(self.rounds), "seconds": np.asarray(self.seconds)}
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> "Records":
+        self = cls()
+        self.rounds, self.seconds = arrays["rounds"].tolist(), arrays["seconds"].tolist()
+        self.rows = {n[4:]: list(v) for n, v in arrays.items() if n.startswith("row/")}
+        self.totals = {n[6:]: v for n, v in arrays.items() if n.startswith("total/")}
+        return self

@@ -1,0 +1,84 @@
+"""What a run gives back: its history, its solutions, its last state, and how it ended."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+from fedstrata.report.history import History
+from fedstrata.transport.ledger import Ledger
+from fedstrata.vector import Vector
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+ENDINGS = ("finished", "diverged", "exploded", "stopped early")
+
+
+class DivergenceWarning(UserWarning):
+    """A run left the finite numbers, or its objective exploded; its last good state was kept."""
+
+
+@dataclass(eq=False, repr=False)
+class Result:
+    """Runs of one algorithm on one problem, over swept values and seeds (the axes of `history`).
+
+    Arrays in `solutions`, `state` and `local` have the axes of the history in front.
+    """
+
+    label: str
+    history: History
+    problem: Any
+    algorithm: Any
+    ledger: Ledger
+    solutions: Vector  # the last solution of every run, or its best one where `select` was given
+    state: Any  # the server's state at the end
+    local: Mapping[str, Any]  # the clients' own fields at the end
+    endings: np.ndarray  # one of ENDINGS for each run
+    notes: list[str]  # what went wrong, in words
+    seconds: float
+    compile_seconds: float
+    rounds: int
+
+    def solution(self, **labels: Any) -> Any:
+        """The parameters of one run: `solution(step_size=0.1, seed=3)`; axes left out must have one value or take the first."""
+        index = []
+        for axis, values in self.history.axes.items():
+            wanted = labels.get(axis, values[0])
+            if wanted not in values:
+                raise ValueError(f"Result.solution: axis {axis!r} has no value {wanted!r}; it has {values}")
+            index.append(values.index(wanted))
+        for name in labels:
+            if name not in self.history.axes:
+                raise ValueError(f"Result.solution: there is no axis {name!r}; the axes are {list(self.history.axes)}")
+        return jax.tree.map(lambda a: a[tuple(index)], self.solutions.tree)
+
+    @property
+    def diverged(self) -> bool:
+        """Whether any run diverged."""
+        return bool(np.isin(self.endings, ("diverged", "exploded")).any())
+
+    def save_model(self, path: Any, **labels: Any) -> None:
+        """The trained model of one run as a file that `fs.load_model` reads (the problem must have a model)."""
+        from fedstrata.models.saved import save_model
+
+        model = getattr(getattr(self.problem, "loss", None), "model", None)
+        if model is None:
+            raise ValueError(
+                "Result.save_model: this problem was not made from a model; save `result.solution()` yourself"
+            )
+        save_model(path, model, self.solution(**labels), {"algorithm": self.label, "rounds": self.rounds})
+
+    def plot(self, y: str = "objective", x: Any = "round", path: Any = None, **options: Any) -> "Figure":
+        """Mean and band over seeds of one column; see `fs.plot` for several results together."""
+        from fedstrata.report.plots import plot
+
+        return plot({self.label: self.history}, y=y, x=x, path=path, **options)
+
+    def __repr__(self) -> str:
+        kinds, counts = np.unique(self.endings, return_counts=True)
+        ends = ", ".join(f"{c} {k}" for k, c in zip(kinds, counts, strict=True))
+        axes = " × ".join(f"{len(v)} {k}" for k, v in self.history.axes.items())
+        return f"Result({self.label}: {self.rounds} rounds, {axes}; {ends}; columns {', '.join(self.history.columns)})"

@@ -1,0 +1,153 @@
+"""`fs.run`: federated training in simulation, from arguments to result."""
+
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedstrata.algorithm import Algorithm
+from fedstrata.data.federation import Federation
+from fedstrata.data.sampling import sampler
+from fedstrata.errors import unknown
+from fedstrata.problems.base import Problem
+from fedstrata.report.axes import sign
+from fedstrata.report.progress import Progress
+from fedstrata.runtime.checkpoint import CheckpointError, Checkpoints
+from fedstrata.runtime.execution import settle
+from fedstrata.runtime.job import Job, ledger_of, repeat_runs, seed_list, spread, start_points
+from fedstrata.runtime.prepare import Weights, check_parameters, check_solves, world_of
+from fedstrata.runtime.progress import Callback, Run
+from fedstrata.runtime.result import DivergenceWarning, Result
+from fedstrata.runtime.resume import config_of, restore
+from fedstrata.runtime.simulate import Plan, measure
+from fedstrata.vector import Vector
+
+RECORDS = 64  # evaluations that one segment may hold
+
+
+def prepare(
+    problem: Problem,
+    algorithm: Algorithm,
+    federation: Federation,
+    *,
+    rounds: int,
+    params: Any = None,
+    batch_size: Any = 32,
+    sampling: str = "replacement",
+    cohort: Any = None,
+    weights: Weights = "uniform",
+    seeds: int | Sequence[int] = 1,
+    sweep: Mapping[str, Sequence[Any]] | None = None,
+    evaluate_every: int | None = None,
+    evaluate: Sequence[str] | None = None,
+    monitor: Problem | None = None,
+    stationarity: bool = True,
+    per_client: bool = False,
+    select: str | None = None,
+    patience: int | None = None,
+    explosion: float = 1e6,
+    execution: Any = "auto",
+) -> Job:
+    """Check everything that can be checked without running, and lay out the program. `fs.run` calls it."""
+    check_solves(algorithm, problem)
+    for name, value, low in (("rounds", rounds, 1), ("evaluate_every", evaluate_every, 1), ("patience", patience, 0)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | np.integer) or value < low):
+            raise ValueError(f"{name}={value!r} must be a whole number >= {low}")
+    if patience is not None and select is None:
+        raise ValueError('patience needs select, the column to watch, e.g. select="valid/loss"')
+    listed = seed_list(seeds)
+    points = start_points(problem, params, listed)
+    x0 = jax.tree.map(lambda a: a[0], points)
+    check_parameters(points)
+    problem.check(x0, federation)
+    rule = sampler(batch_size, sampling)
+    world = world_of(problem, algorithm, federation, rule, cohort, weights, monitor, evaluate, x0.dtype)
+    values, rest, axes = spread(algorithm, sweep or {}, listed, x0.dtype)
+    all_x0, keys = repeat_runs(points, listed, int(np.prod([len(v) for v in axes.values()])))
+    every = evaluate_every or max(1, -(-rounds // 100))
+    plan = Plan(
+        rounds=int(rounds),
+        every=int(every),
+        records=min(RECORDS, -(-rounds // every)),
+        stationarity=stationarity,
+        per_client=per_client,
+        select=select,
+        sign=sign(select) if select else -1,
+        patience=patience,
+        explosion=float(explosion),
+    )
+    job = Job(world, plan, values, rest, all_x0, keys, axes, ledger_of(world, algorithm, x0))
+    if select is not None:
+        columns = jax.eval_shape(lambda: measure(world, algorithm, plan._replace(select=None), _shared(job))[1])
+        if select not in columns:
+            raise unknown("column to select by", select, columns)
+    return settle(job, execution)
+
+
+def run(
+    problem: Problem,
+    algorithm: Algorithm,
+    federation: Federation,
+    *,
+    rounds: int,
+    label: str | None = None,
+    checkpoint: Any = None,
+    checkpoint_every: float = 30.0,
+    resume: bool = False,
+    callbacks: Sequence[Callback] = (),
+    progress: bool = False,
+    **options: Any,
+) -> Result:
+    """Train on a federation, in simulation; the whole run is one compiled program.
+
+    problem, algorithm, federation: what to minimise, how, on whose data. rounds: communication rounds.
+    params: start values (a pytree, or a function of a key); None asks the problem's model.
+    batch_size: examples per local step, "all" for whole shards, or a Sampler. sampling: "replacement" or "epochs".
+    cohort: clients per round: None for all, a number, or a rule (`fs.cohort.Weighted`, `fs.cohort.Given`).
+    weights: "uniform" (every client the same, as in the papers) or "size".
+    seeds, sweep: `seeds=10`, `sweep={"step_size": [0.1, 0.01]}` run as one program; the history has labelled axes.
+    evaluate_every: rounds between exact evaluations (default: about 100 in all). evaluate: extra splits (default: all).
+    monitor: another problem to evaluate on. per_client: record every client's metrics too.
+    select, patience: keep the solution that is best on a column ("valid/loss"), and stop when it no longer improves.
+    execution: clients by "vmap", "map", a chunk size, or "auto".
+    checkpoint, checkpoint_every, resume: a folder, seconds between checkpoints, and whether to go on from the last.
+    callbacks: functions of (round, row), called for every recorded round. progress: show a progress bar.
+    """
+    job = prepare(problem, algorithm, federation, rounds=rounds, **options)
+    store = None if checkpoint is None else Checkpoints(checkpoint)
+    config = config_of(job, problem, algorithm, federation, options) if store else {}
+    began = time.perf_counter()
+    state = restore(job, store, config) if store and resume else None
+    state = state or Run.start(job)
+    if store is not None:
+        store.prepare(state.nbytes())
+        if state.round == 0 and store.rounds():
+            raise CheckpointError(f"{store.folder} already holds checkpoints; resume that run, or choose another folder")
+    name = label or type(algorithm).__name__
+    compile_seconds = time.perf_counter() - began + state.compile()
+    with Progress(job.plan.rounds, name, start=state.round, quiet=not progress) as bar:
+        saved = time.perf_counter()
+        while not state.finished():
+            state.segment(callbacks)
+            sent = state.bytes_sent()
+            bar.update(state.round, float(np.nanmean(state.records.latest("objective"))), sent)
+            if store and (state.finished() or time.perf_counter() - saved > checkpoint_every):
+                try:
+                    store.save(state.round, state.arrays(), config)
+                except CheckpointError as error:
+                    error.result = state.result(name, algorithm, compile_seconds)
+                    raise
+                saved = time.perf_counter()
+    result = state.result(name, algorithm, compile_seconds)
+    if result.diverged:
+        warnings.warn("\n".join(result.notes), DivergenceWarning, stacklevel=2)
+    return result
+
+
+def _shared(job: Job) -> Any:
+    carry = jax.eval_shape(lambda: job._replace(plan=job.plan._replace(select=None)).begin()[0])
+    one = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), carry.shared)
+    return jax.tree.map(lambda s: jax.numpy.zeros(s.shape, s.dtype), one)

@@ -1,0 +1,100 @@
+"""Visibility: each side is shown what it may see, and what it returns is checked field by field."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedstrata.algorithm import Algorithm, Cohort
+from fedstrata.memory import Pool
+from fedstrata.placement import Hidden, NotVisible, hide, placements
+from fedstrata.runtime.layout import flat_union
+
+
+class ClientSight:
+    """What a client may read: not `Server` or `Gathered` fields, and of the others those it has received."""
+
+    def __init__(self, algorithm: Algorithm, known: Iterable[str]):
+        self.name, known = type(algorithm).__name__, set(known)
+        self.reasons: dict[str, str] = {}
+        self.writable: set[str] = set()
+        for field, place in placements(type(algorithm).State).items():
+            if not place.client_reads:
+                self.reasons[field] = f"{self.name}: a client cannot read the {place.name} field {field!r}"
+            elif place.down and field not in known:
+                self.reasons[field] = f"{self.name}: in this phase clients have not received the field {field!r}"
+            if place.up or place.down:
+                self.writable.add(field)
+
+    def call(self, function: Callable[..., Any], oracle: Any, start: Any, state: Any) -> Any:
+        out = function(oracle, hide(start, self.reasons), hide(state, self.reasons))
+        where = f"{self.name}.{getattr(function, '__name__', 'step')}"
+        _check_type(out, state, where)
+        values = {}
+        for field in state._fields:
+            old, new = getattr(state, field), getattr(out, field)
+            if isinstance(new, Hidden):
+                values[field] = old
+                continue
+            if field in self.reasons and field not in self.writable:
+                raise NotVisible(f"{self.reasons[field]}, nor write it (in {where})")
+            values[field] = _same(old, new, field, where)
+        return type(state)(**values)
+
+
+def show_server(state: Any) -> Any:
+    """A server state as an algorithm sees it: pools with one axis of rows."""
+    pools = {f: flat_union(v) for f in state._fields if isinstance(v := getattr(state, f), Pool)}
+    return state._replace(**pools)
+
+
+def server_sight(
+    algorithm: Algorithm, step: Callable[..., Any], problem: Any, start: Any, merged: Any, cohort: Cohort | None
+) -> Any:
+    """A server step on what the server may see (`Local` fields are hidden from the outset)."""
+    before, shown = show_server(start), show_server(merged)
+    out = step(problem, before, shown, cohort) if start is not merged else step(problem, shown, cohort)
+    where = f"{type(algorithm).__name__}.{getattr(step, '__name__', 'server_step')}"
+    _check_type(out, merged, where)
+    values = {}
+    for field, place in placements(type(merged)).items():
+        old, new = getattr(merged, field), getattr(out, field)
+        if not place.server_reads and not isinstance(new, Hidden):
+            raise NotVisible(f"{where}: the server cannot write the {place.name} field {field!r}")
+        if isinstance(old, Pool) or place.merge == "rows":
+            values[field] = old  # what clients pooled or sent stays as they sent it
+        else:
+            values[field] = _same(old, new, field, where)
+    return type(merged)(**values)
+
+
+def hide_local(state: Any, algorithm: Algorithm) -> Any:
+    """A state as the server holds it."""
+    name = type(algorithm).__name__
+    places = placements(type(state))
+    return hide(
+        state,
+        {f: f"{name}: the server cannot read the Local field {f!r}" for f, p in places.items() if not p.server_reads},
+    )
+
+
+def _check_type(out: Any, state: Any, where: str) -> None:
+    if type(out) is not type(state):
+        raise TypeError(f"{where} must return a {type(state).__qualname__}, not {type(out).__qualname__}")
+
+
+def _same(old: Any, new: Any, field: str, where: str) -> Any:
+    """`new`, if it has the shape and dtype of `old`; weak types (Python numbers) are settled on the way."""
+    if isinstance(old, Hidden) or new is old:
+        return new
+    shapes = [jax.tree.map(lambda a: (jnp.shape(a), str(jnp.result_type(a))), tree) for tree in (old, new)]
+    if jax.tree.structure(old) != jax.tree.structure(new):
+        raise TypeError(
+            f"{where} changed the structure of field {field!r} from {jax.tree.structure(old)} to {jax.tree.structure(new)}"
+        )
+    if shapes[0] != shapes[1] and not (isinstance(new, (int, float)) and jnp.shape(old) == ()):
+        raise TypeError(
+            f"{where} changed field {field!r} from {shapes[0]} to {shapes[1]}; a field keeps its shape and dtype"
+        )
+    return jax.tree.map(lambda a, b: jnp.asarray(b, jnp.result_type(a)), old, new)

@@ -1,0 +1,229 @@
+"""The simulator's program: many rounds, evaluation included, as one compiled loop.
+
+The loop's bounds are traced, so a segment of any length is the same executable: how a run is cut into segments
+never changes a bit of its result. A run that diverges or stops early is frozen in place, at the cost of the cohort.
+"""
+
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, PRNGKeyArray
+
+from fedstrata.algorithm import Algorithm
+from fedstrata.clock import Clock, domain
+from fedstrata.data.sampling import Sampler
+from fedstrata.memory import Pool
+from fedstrata.problems.base import Rows
+from fedstrata.runtime import start as starting
+from fedstrata.runtime.layout import Flat, read_rows, write_rows
+from fedstrata.runtime.round import Execution, Setting, members, run_round
+from fedstrata.runtime.sight import show_server
+from fedstrata.transport.cohort import Everyone, Selection
+from fedstrata.vector import Vector, where
+
+RUNNING, DIVERGED, EXPLODED, STOPPED = range(4)
+
+
+class World(eqx.Module):
+    """Everything a run looks at and never changes."""
+
+    problem: Any
+    monitor: Any  # another problem to evaluate on, or None
+    sampler: Sampler
+    selection: Selection
+    flat: Flat
+    full: dict[str, Rows]  # the splits to evaluate on; "train" is the objective
+    counts: Array | None  # (N,) weights of clients; None: all alike
+    clients: int = eqx.field(static=True)
+
+
+class Plan(NamedTuple):
+    """The static part of a run."""
+
+    rounds: int
+    every: int  # rounds between evaluations
+    records: int  # evaluations that one segment may hold
+    execution: Execution = "vmap"
+    stationarity: bool = True
+    per_client: bool = False
+    select: str | None = None  # the column by which the best solution is kept
+    sign: int = -1  # +1: the larger the better
+    patience: int | None = None  # evaluations without improvement before a run stops
+    explosion: float = 1e6  # an objective that grew by this factor counts as diverged
+
+
+class Carry(NamedTuple):
+    """All that a run remembers between rounds: a checkpoint of it is complete by construction."""
+
+    shared: Any
+    local: dict[str, Any]
+    status: Array
+    bad_round: Array  # the round in which it diverged, or −1
+    bad_fields: Array  # which fields then were not finite, in the order of the state
+    first: Array  # the objective at the start
+    best: Array  # the best value of `select` so far
+    best_x: Vector | None
+    best_round: Array
+    waited: Array  # evaluations since
+
+
+def setting_of(world: World, algorithm: Algorithm, plan: Plan, x0: Vector) -> Setting:
+    template = starting.start_values(algorithm, world.problem, x0)
+    return Setting(algorithm, world.problem, world.sampler, plan.execution, world.flat, template, x0.dtype)
+
+
+def cohort_at(world: World, algorithm: Algorithm, key: PRNGKeyArray, round: Array, dtype: Any) -> Any:
+    now = jax.random.fold_in(domain(key, "cohort"), round)
+    ids = world.selection.draw(now, round, world.clients)
+    clock = Clock.at(round, algorithm.local_steps, algorithm.local_steps - 1)
+    return starting.cohort_of(ids, clock, jax.random.fold_in(now, 1), world.counts, world.clients, dtype)
+
+
+def measure(world: World, algorithm: Algorithm, plan: Plan, shared: Any) -> tuple[Vector, dict[str, Array]]:
+    """The solution and everything that is recorded about it."""
+    x = algorithm.solution(world.problem, show_server(shared))
+    out = world.problem.evaluate(x, world.full, plan.stationarity)
+    for split, rows in world.full.items():
+        if split != "train":
+            found = world.problem.evaluate(x, {**world.full, "train": rows}, stationarity=False)
+            out |= {f"{split}/{'loss' if name == 'objective' else name}": v for name, v in found.items()}
+    if world.monitor is not None:
+        found = world.monitor.evaluate(x, world.full, plan.stationarity)
+        out |= {f"monitor/{name}": v for name, v in found.items()}
+    if plan.per_client:
+        out |= {f"client/{n}": v for n, v in world.problem.evaluate_clients(x, world.full["train"]).items()}
+    return x, out
+
+
+def judge(plan: Plan, carry: Carry, x: Vector, found: dict[str, Array], round: Array) -> Carry:
+    """Divergence, the best solution so far, and early stopping, at one evaluation."""
+    value, running = found["objective"], carry.status == RUNNING
+    grown = value - carry.first > plan.explosion * jnp.maximum(jnp.abs(carry.first), 1)
+    status = jnp.where(running & (~jnp.isfinite(value) | grown), EXPLODED, carry.status)
+    carry = carry._replace(status=status, bad_round=jnp.where(status != carry.status, round, carry.bad_round))
+    if plan.select is None:
+        return carry
+    score = plan.sign * found[plan.select].astype(carry.best.dtype)
+    better = (carry.status == RUNNING) & (score > carry.best)
+    waited = jnp.where(better, 0, carry.waited + 1)
+    if plan.patience is not None:
+        late = (carry.status == RUNNING) & (waited > plan.patience)
+        carry = carry._replace(status=jnp.where(late, STOPPED, carry.status))
+    return carry._replace(
+        best=jnp.where(better, score, carry.best),
+        best_x=where(better, x, carry.best_x),
+        best_round=jnp.where(better, round, carry.best_round),
+        waited=waited,
+    )
+
+
+def begin(world: World, algorithm: Algorithm, plan: Plan, x0: Vector, key: PRNGKeyArray) -> tuple[Carry, Any, Any]:
+    """The state before round 0, its evaluation, and the per-client starts of the first cohort, if any."""
+    setting = setting_of(world, algorithm, plan, x0)
+    cohort = cohort_at(world, algorithm, key, jnp.array(0, jnp.int32), x0.dtype)
+    start = starting.begin(setting, domain(key, "start"), cohort)
+    x, found = measure(world, algorithm, plan, start.shared)
+    none, fields = jnp.array(-1, jnp.int32), jnp.zeros((len(start.shared._fields),), bool)
+    carry = Carry(
+        start.shared,
+        start.local,
+        jnp.array(RUNNING, jnp.int32),
+        none,
+        fields,
+        found["objective"],
+        jnp.array(-jnp.inf, found["objective"].dtype),
+        x if plan.select else None,
+        none,
+        none,
+    )
+    return judge(plan, carry, x, found, jnp.array(0, jnp.int32)), found, start.own
+
+
+def one_round(
+    world: World, algorithm: Algorithm, plan: Plan, x0: Vector, key: PRNGKeyArray, carry: Carry, round: Array, own: Any
+) -> tuple[Carry, Array, Array]:
+    """One round of a running simulation; returns also the examples looked at and the clients that took part."""
+    setting = setting_of(world, algorithm, plan, x0)
+    cohort = cohort_at(world, algorithm, key, round, x0.dtype)
+    everyone = isinstance(world.selection, Everyone)
+    stacked = members(world.flat, cohort.ids, domain(key, "sample"), round)
+    rows = read_rows(carry.local, cohort.ids, world.flat, everyone)
+    shared, new_rows = run_round(setting, carry.shared, rows, stacked, cohort, own)
+    finite = jnp.array([_finite(getattr(shared, f)) & _finite(new_rows.get(f)) for f in shared._fields])
+    running = carry.status == RUNNING
+    keep = running & jnp.all(finite)
+    local = write_rows(carry.local, where(keep, new_rows, rows), cohort.ids, cohort.present, world.flat, everyone)
+    failed = running & ~keep
+    carry = carry._replace(
+        shared=where(keep, shared, carry.shared),
+        local=local,
+        status=jnp.where(failed, DIVERGED, carry.status),
+        bad_round=jnp.where(failed, round + 1, carry.bad_round),
+        bad_fields=jnp.where(failed, ~finite, carry.bad_fields),
+    )
+    took = jnp.where(running, jnp.sum(cohort.present), 0).astype(jnp.int32)
+    return carry, jnp.where(running, _examples_seen(world, algorithm, stacked, cohort.present), 0), took
+
+
+def advance(
+    world: World,
+    algorithm: Algorithm,
+    plan: Plan,
+    x0: Vector,
+    key: PRNGKeyArray,
+    carry: Carry,
+    first: Array,
+    last: Array,
+    own: Any = None,
+) -> tuple[Carry, dict[str, Array], Array, Array]:
+    """Rounds first … last−1. Returns what was recorded on the way, and the totals of (examples, clients) after."""
+    shapes = jax.eval_shape(lambda c: measure(world, algorithm, plan, c.shared)[1], carry)
+    blank = lambda s: jnp.full((plan.records, *s.shape), jnp.nan, s.dtype)
+    totals = {"samples": jnp.zeros((plan.records,), jnp.int32), "took": jnp.zeros((plan.records,), jnp.int32)}
+    records = {**jax.tree.map(blank, shapes), **totals}
+
+    def body(round: Array, loop: tuple) -> tuple:
+        carry, records, at, samples, took = loop
+        carry, more, came = one_round(world, algorithm, plan, x0, key, carry, round, own)
+        samples, took = samples + more, took + came
+
+        def record() -> tuple:
+            x, found = measure(world, algorithm, plan, carry.shared)
+            judged = judge(plan, carry, x, found, round + 1)
+            bad = (judged.status == DIVERGED) | (judged.status == EXPLODED)
+            found = {n: jnp.where(bad, jnp.nan, v) for n, v in found.items()}
+            found |= {"samples": samples, "took": took}
+            return judged, {n: records[n].at[at].set(v) for n, v in found.items()}
+
+        due = ((round + 1) % plan.every == 0) | (round + 1 == plan.rounds)
+        carry, records = jax.lax.cond(due, record, lambda: (carry, records))
+        return carry, records, at + due.astype(jnp.int32), samples, took
+
+    zero = jnp.array(0, jnp.int32)
+    carry, records, _, samples, took = jax.lax.fori_loop(first, last, body, (carry, records, zero, zero, zero))
+    return carry, records, samples, took
+
+
+def _finite(value: Any) -> Array:
+    leaves = jax.tree.leaves(value.rows if isinstance(value, Pool) else value)
+    floats = [leaf for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.inexact)]
+    return jnp.all(jnp.array([jnp.all(jnp.isfinite(leaf)) for leaf in floats])) if floats else jnp.array(True)
+
+
+def _examples_seen(world: World, algorithm: Algorithm, stacked: Any, present: Array) -> Array:
+    """Examples that the cohort's local steps drew in this round, over all streams and phases."""
+    total = jnp.zeros(present.shape, jnp.int32)
+    for phase in algorithm.phases(world.problem):
+        steps = jnp.arange(phase.steps, dtype=jnp.int32)
+        for split in world.problem.streams.values():
+            seen = world.sampler.seen(steps[:, None], stacked.count[split])
+            whole = world.sampler.rows(world.flat[split].capacity)
+            rows = (
+                whole * phase.steps
+                if seen is None
+                else jnp.sum(jnp.broadcast_to(seen, (phase.steps, *present.shape)), 0)
+            )
+            total += (jnp.asarray(rows) * phase.repeat).astype(jnp.int32)
+    return jnp.sum(jnp.where(present, total, 0), dtype=jnp.int32)

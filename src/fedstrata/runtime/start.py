@@ -1,0 +1,111 @@
+"""How a run begins: the server's state, every client's local fields, and per-client starts of the first cohort."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, PRNGKeyArray
+
+from fedstrata.algorithm import Algorithm, Cohort
+from fedstrata.clock import Clock
+from fedstrata.memory import Pool
+from fedstrata.placement import placements, select
+from fedstrata.runtime.layout import empty_union, local_fields, stack_local, window, write_rows
+from fedstrata.runtime.round import Member, Setting, members, merge, over_clients, own_start
+from fedstrata.runtime.sight import ClientSight, hide_local, server_sight
+from fedstrata.vector import Vector
+
+CHUNK = 256  # clients whose `init_client` runs at a time over a large federation
+
+
+class Start(NamedTuple):
+    shared: Any  # the server's state
+    local: dict[str, Any]  # Local fields, stacked over all clients
+    own: dict[str, Any]  # fields that the first cohort starts from client by client, stacked; usually none
+
+
+def begin(setting: Setting, key: PRNGKeyArray, cohort: Cohort) -> Start:
+    """The state before round 0. `key` is the run's key for starts."""
+    algorithm, template, flat = setting.algorithm, setting.template, setting.flat
+    clients, fields = cohort.clients, local_fields(type(template))
+    shared = hide_local(template, algorithm)
+    wide = {
+        f: empty_union(v, cohort.ids.shape[0]) for f in template._fields if isinstance(v := getattr(template, f), Pool)
+    }
+    gathered = select(type(template), lambda p: p.merge == "rows")
+    size = cohort.ids.shape[0]
+    widen = lambda value: jax.tree.map(lambda a: jnp.broadcast_to(a, (size, *jnp.shape(a))), value)
+    shared = shared._replace(**wide, **{f: widen(getattr(template, f)) for f in gathered})
+    local = {f: stack_local(getattr(template, f), clients, flat) for f in fields}
+    if type(algorithm).init_client is Algorithm.init_client:
+        return Start(shared, local, {})
+
+    run = lambda ids, wanted, execution: over_clients(
+        lambda member: {f: getattr(init_one(setting, member), f) for f in wanted}, members(flat, ids, key, 0), execution
+    )
+    if fields:
+        rows = run(jnp.arange(clients, dtype=jnp.int32), fields, min(CHUNK, clients))
+        local = {f: _flatten(local[f], rows[f], setting) for f in fields}
+    sent = select(type(template), lambda p: p.up)
+    moved = [f for f in select(type(template), lambda p: p.down and p.merge == "mean") if f in _moved(setting, key)]
+    if algorithm.merge_at_init:
+        first = run(cohort.ids, sent, setting.execution)
+        places = placements(type(template))
+        merged = shared._replace(**{f: merge(places[f].merge, getattr(shared, f), first[f], cohort) for f in sent})
+        return Start(
+            server_sight(algorithm, algorithm.server_start, setting.problem, merged, merged, cohort), local, {}
+        )
+    return Start(shared, local, run(cohort.ids, moved, setting.execution) if moved else {})
+
+
+def init_one(setting: Setting, member: Member) -> Any:
+    """`init_client` of one client, on its own data."""
+    algorithm, problem, template = setting.algorithm, setting.problem, setting.template
+    shard = {s: f.view(member.start[s], member.count[s]) for s, f in setting.flat.items()}
+    clock = Clock.at(0, algorithm.local_steps)
+    draws = problem.draws(shard, member.key, setting.sampler, clock, member.id, member.lasting_key)
+    oracle = problem.oracle(shard, member.key, setting.sampler, clock=clock, client=member.id, draws=draws)
+    view = window(template, setting.flat)
+    view = view._replace(**own_start(setting, view, member.id))
+    sight = ClientSight(algorithm, known=select(type(template), lambda p: p.down))
+    return sight.call(lambda oracle, start, state: algorithm.init_client(oracle, state), oracle, view, view)
+
+
+def _moved(setting: Setting, key: PRNGKeyArray) -> set[str]:
+    """The fields that `init_client` really changes, found by tracing it: an untouched field is the same object."""
+    changed: set[str] = set()
+
+    def trace(view: Any) -> Any:
+        member = jax.tree.map(lambda a: a[0], members(setting.flat, jnp.zeros((1,), jnp.int32), key, 0))
+        out = init_one(setting._replace(template=view), member)
+        for field in view._fields:
+            old, new = (jax.tree.leaves(getattr(s, field)) for s in (view, out))
+            if len(old) != len(new) or any(a is not b for a, b in zip(old, new, strict=True)):
+                changed.add(field)
+        return 0
+
+    jax.eval_shape(trace, setting.template)
+    return changed
+
+
+def _flatten(stacked: Any, rows: Any, setting: Setting) -> Any:
+    """Rows of all clients as they are stored: per-example windows back into one flat array."""
+    count = jax.tree.leaves(rows)[0].shape[0]
+    ids, present = jnp.arange(count, dtype=jnp.int32), jnp.ones((count,), bool)
+    return write_rows(stacked, rows, ids, present, setting.flat, everyone=True)
+
+
+def start_values(algorithm: Algorithm, problem: Any, x0: Vector) -> Any:
+    """The template: `init_server`, with everything as arrays and its type checked."""
+    state = algorithm.init_server(problem, x0)
+    if type(state) is not type(algorithm).State:
+        raise TypeError(f"{type(algorithm).__name__}.init_server must return its State, not {type(state).__qualname__}")
+    return jax.tree.map(lambda a: jnp.asarray(a, x0.dtype) if isinstance(a, (int, float)) else jnp.asarray(a), state)
+
+
+def cohort_of(ids: Array, clock: Clock, key: PRNGKeyArray, counts: Array | None, clients: int, dtype: Any) -> Cohort:
+    """The cohort with these ids (−1: empty slot), weighted evenly or by the given counts."""
+    present = ids >= 0
+    ids = jnp.maximum(ids, 0)
+    raw = present.astype(dtype) if counts is None else jnp.where(present, counts[ids].astype(dtype), 0)
+    return Cohort(clock, ids, present, raw / jnp.sum(raw), key, clients)

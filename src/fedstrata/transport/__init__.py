@@ -1,0 +1,1 @@
+"""What travels between clients and server, derived from placements. Nothing here names an algorithm."""

@@ -1,0 +1,103 @@
+"""The byte ledger: what travels in a round, per field, from the state's type and shapes alone."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from fedstrata.algorithm import Algorithm, Phase
+from fedstrata.errors import unknown
+from fedstrata.memory import Pool
+from fedstrata.placement import placements, select
+
+
+class Exchange(NamedTuple):
+    """A phase with its messages settled: which fields come down at its start and go up at its end."""
+
+    receives: tuple[str, ...]
+    sends: tuple[str, ...]
+
+
+class Entry(NamedTuple):
+    """Bytes of one field in one direction, for one client in one exchange that happens `repeat` times a round."""
+
+    phase: int
+    field: str
+    placement: str
+    direction: str  # "up" or "down"
+    bytes: int
+    repeat: int = 1
+    rejoining: int | None = None  # bytes for a client that missed rounds, where that is more
+
+
+class Ledger(NamedTuple):
+    entries: tuple[Entry, ...]
+
+    def total(self, direction: str, rejoining: bool = False) -> int:
+        """Bytes per client and round in one direction."""
+        size = lambda e: e.rejoining if rejoining and e.rejoining is not None else e.bytes
+        return sum(size(e) * e.repeat for e in self.entries if e.direction == direction)
+
+    @property
+    def up(self) -> int:
+        return self.total("up")
+
+    @property
+    def down(self) -> int:
+        return self.total("down")
+
+
+def exchanges(algorithm: Algorithm, phases: Sequence[Phase]) -> list[Exchange]:
+    """The messages of every phase, with defaults filled in and impossible ones refused."""
+    state, where = type(algorithm).State, type(algorithm).__name__
+    places = placements(state)
+    up, down = select(state, lambda p: p.up), select(state, lambda p: p.down)
+    out: list[Exchange] = []
+    for number, phase in enumerate(phases):
+        sends = up if phase.sends is None else phase.sends
+        if phase.receives is not None:
+            receives = phase.receives
+        elif number == 0:
+            receives = down
+        else:
+            receives = tuple(f for f in down if f in out[-1].sends or not places[f].up)
+        for kind, given, allowed in (("sends", sends, up), ("receives", receives, down)):
+            for field in given:
+                if field not in places:
+                    raise unknown(f"field in {kind} of phase {number} of {where}", field, places)
+                if field not in allowed:
+                    raise ValueError(
+                        f"{where}: phase {number} {kind} {field!r}, but a {places[field].name} field does not go that way"
+                    )
+        out.append(Exchange(tuple(receives), tuple(sends)))
+    never = [f for f in up if places[f].down and not any(f in e.sends for e in out)]
+    if never:
+        raise ValueError(
+            f"{where}: no phase sends the {places[never[0]].name} field {never[0]!r}, so its work would be lost"
+        )
+    return out
+
+
+def nbytes(value: Any) -> int:
+    """Bytes of a field's numbers; of a pool, one client's rows."""
+    tree = value.rows if isinstance(value, Pool) else value
+    return sum(int(np.prod(leaf.shape)) * np.dtype(leaf.dtype).itemsize for leaf in jax.tree.leaves(tree))
+
+
+def ledger(algorithm: Algorithm, problem: Any, template: Any, cohort: int) -> Ledger:
+    """What one client sends and receives in a round; `template` is the state of `init_server`, shapes only."""
+    places, entries = placements(type(algorithm).State), []
+    phases = algorithm.phases(problem)
+    for number, (phase, exchange) in enumerate(zip(phases, exchanges(algorithm, phases), strict=True)):
+        for field in exchange.receives:
+            value = getattr(template, field)
+            pooled = isinstance(value, Pool)
+            size = nbytes(value) * (cohort if pooled else 1)
+            late = size * value.history if pooled and value.history > 1 else None
+            entries.append(Entry(number, field, places[field].name, "down", size, phase.repeat, late))
+        for field in exchange.sends:
+            entries.append(
+                Entry(number, field, places[field].name, "up", nbytes(getattr(template, field)), phase.repeat)
+            )
+    return Ledger(tuple(entries))

@@ -1,0 +1,139 @@
+"""`Vector`: any pytree of arrays, with arithmetic, so that a line of code is a line of the paper."""
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, PyTree
+
+type_of_scalar = (int, float)
+Scalar = Array | float
+
+
+class Vector(eqx.Module):
+    """Model parameters (or any pytree of arrays) as one element of a vector space.
+
+    Vectors add, subtract, multiply and divide leaf by leaf; a scalar acts on every leaf and takes its dtype.
+    `x @ y` is the inner product over all leaves. The wrapped pytree is `x.tree`.
+
+    >>> x = Vector({"w": jnp.array([3.0, 0.0]), "b": jnp.array(4.0)})
+    >>> float(x.norm()), float((2 * x - x / 2) @ x)
+    (5.0, 37.5)
+    """
+
+    tree: PyTree
+
+    # numpy scalars on the left must defer to __rmul__ and friends instead of building object arrays.
+    __array_ufunc__ = None
+
+    def __add__(self, other: "Vector | Scalar") -> "Vector":
+        return _binary(operator.add, self, other)
+
+    def __radd__(self, other: Scalar) -> "Vector":
+        return _binary(operator.add, self, other)
+
+    def __sub__(self, other: "Vector | Scalar") -> "Vector":
+        return _binary(operator.sub, self, other)
+
+    def __rsub__(self, other: Scalar) -> "Vector":
+        return _binary(lambda a, b: b - a, self, other)
+
+    def __mul__(self, other: "Vector | Scalar") -> "Vector":
+        return _binary(operator.mul, self, other)
+
+    def __rmul__(self, other: Scalar) -> "Vector":
+        return _binary(operator.mul, self, other)
+
+    def __truediv__(self, other: "Vector | Scalar") -> "Vector":
+        return _binary(operator.truediv, self, other)
+
+    def __rtruediv__(self, other: Scalar) -> "Vector":
+        return _binary(lambda a, b: b / a, self, other)
+
+    def __neg__(self) -> "Vector":
+        return self.map(operator.neg)
+
+    def __pow__(self, power: int | float) -> "Vector":
+        return self.map(lambda a: a**power)
+
+    def __abs__(self) -> "Vector":
+        return self.map(jnp.abs)
+
+    def __matmul__(self, other: "Vector") -> Array:
+        _same_shape(self, other)
+        products = jax.tree.map(lambda a, b: jnp.sum(a * b), self.tree, other.tree)
+        return _total(jax.tree.leaves(products))
+
+    def map(self, function: Callable[[Array], Array]) -> "Vector":
+        """The function applied to every leaf."""
+        return Vector(jax.tree.map(function, self.tree))
+
+    def zeros(self) -> "Vector":
+        return self.map(jnp.zeros_like)
+
+    def sqrt(self) -> "Vector":
+        return self.map(jnp.sqrt)
+
+    def sign(self) -> "Vector":
+        return self.map(jnp.sign)
+
+    def maximum(self, low: "Vector | Scalar") -> "Vector":
+        return _binary(jnp.maximum, self, low)
+
+    def sum(self) -> Array:
+        return _total([jnp.sum(leaf) for leaf in jax.tree.leaves(self.tree)])
+
+    def norm_squared(self) -> Array:
+        return self @ self
+
+    def norm(self) -> Array:
+        """The Euclidean norm over all leaves."""
+        return jnp.sqrt(self @ self)
+
+    def clip_to_ball(self, radius: Scalar) -> "Vector":
+        """The Euclidean projection onto the ball of this radius round zero."""
+        norm = self.norm()
+        radius = jnp.asarray(radius, norm.dtype)
+        outside = norm > radius
+        return self * jnp.where(outside, radius / jnp.where(outside, norm, 1), 1)
+
+    @property
+    def size(self) -> int:
+        """How many numbers it holds."""
+        return sum(int(leaf.size) for leaf in jax.tree.leaves(self.tree))
+
+    @property
+    def dtype(self) -> Any:
+        """The widest dtype among the leaves: that of inner products and norms."""
+        return jnp.result_type(*[leaf.dtype for leaf in jax.tree.leaves(self.tree)])
+
+
+def where(condition: Array | bool, yes: PyTree, no: PyTree) -> Any:
+    """`yes` if the (scalar) condition holds, else `no`: Vectors, numbers or whole states, leaf by leaf."""
+    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), yes, no)
+
+
+def _binary(function: Callable, left: Vector, right: "Vector | Scalar") -> Vector:
+    if isinstance(right, Vector):
+        _same_shape(left, right)
+        return Vector(jax.tree.map(function, left.tree, right.tree))
+    if not isinstance(right, type_of_scalar) and jnp.ndim(right) != 0:
+        raise TypeError(
+            f"a Vector combines with a Vector or a number, not with an array of shape {jnp.shape(right)}; "
+            "wrap the array as Vector(array) if it is one"
+        )
+    return left.map(lambda a: function(a, right if isinstance(right, type_of_scalar) else jnp.asarray(right, a.dtype)))
+
+
+def _same_shape(left: Vector, right: Vector) -> None:
+    here, there = (jax.tree.map(jnp.shape, v.tree) for v in (left, right))
+    if jax.tree.structure(left.tree) != jax.tree.structure(right.tree) or here != there:
+        raise TypeError(f"these Vectors do not have the same shape: {here} and {there}")
+
+
+def _total(parts: list[Array]) -> Array:
+    dtype = jnp.result_type(*[p.dtype for p in parts])
+    return sum((p.astype(dtype) for p in parts[1:]), start=parts[0].astype(dtype))

@@ -1,0 +1,142 @@
+"""Saved models: bit-exact, no pickle, and clear errors for files that are something else."""
+
+from pathlib import Path
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedstrata.models import CNN, MLP, Linear, Model, TrainedModel, load_model, save_model
+
+MODELS = [Linear(4, 3), MLP((4, 6, 3), activation="tanh"), CNN((4, 4, 1), channels=(2,), outputs=3, hidden=5)]
+
+
+def random_params(model: Model, dtype=None):
+    leaves, tree = jax.tree.flatten(model.init(jax.random.key(0), dtype))
+    keys = jax.random.split(jax.random.key(1), len(leaves))
+    leaves = [jax.random.normal(k, a.shape, a.dtype) for k, a in zip(keys, leaves, strict=True)]
+    return jax.tree.unflatten(tree, leaves)
+
+
+class Own(Model):
+    def init(self, key, dtype=None):
+        return {"scale": jnp.ones(2, dtype)}
+
+    def __call__(self, params, x):
+        return params["scale"] * x
+
+
+@pytest.mark.parametrize("x64", [False, True])
+@pytest.mark.parametrize("model", MODELS, ids=lambda m: type(m).__name__)
+def test_round_trip_is_exact(model, x64, tmp_path):
+    with jax.enable_x64(x64):
+        params = random_params(model)
+        info = {"label": "FedAvg", "rounds": 100, "nested": {"accuracy": 0.1 + 0.2}}
+        path = save_model(tmp_path / "folder" / "model.npz", model, params, info)
+        loaded = load_model(path)
+        assert loaded.model == model
+        assert loaded.info == info
+        assert eqx.tree_equal(loaded.params, params)
+        assert jax.tree.leaves(loaded.params)[0].dtype == (jnp.float64 if x64 else jnp.float32)
+
+
+def test_scores_and_labels_match_the_model(tmp_path):
+    model = MLP((4, 6, 3))
+    params = random_params(model)
+    x = np.random.default_rng(0).normal(size=(2100, 4)).astype(np.float32)  # more than two batches of rows
+    trained = load_model(save_model(tmp_path / "m.npz", model, params, {}))
+    wanted = np.stack([model(params, row) for row in jnp.asarray(x[:20])])
+    np.testing.assert_allclose(trained.scores(x)[:20], wanted, rtol=1e-5, atol=1e-5)
+    assert trained.scores(x).shape == (2100, 3)
+    np.testing.assert_array_equal(trained.predict(x), trained.scores(x).argmax(axis=1))
+    assert trained.predict(x).dtype == np.int32
+    with pytest.raises(ValueError, match="one example must hold 4 numbers"):
+        trained.predict(x[:, :3])
+    with pytest.raises(ValueError, match="batch of at least one"):
+        trained.predict(x[:0])
+
+
+def test_one_output_is_log_odds_or_a_value(tmp_path):
+    params = {"weight": jnp.ones((1, 1)), "bias": jnp.zeros(1)}
+    x = np.array([[-2.0], [3.0]])
+    path = save_model(tmp_path / "m.npz", Linear(1), params)
+    np.testing.assert_array_equal(load_model(path).predict(x), [0, 1])
+    path = save_model(tmp_path / "m.npz", Linear(1), params, task="regression")
+    np.testing.assert_array_equal(load_model(path).predict(x), [-2.0, 3.0])
+
+
+def test_own_models_are_given_again(tmp_path):
+    path = save_model(tmp_path / "m.npz", Own(), {"scale": jnp.array([2.0, 3.0])})
+    with pytest.raises(ValueError, match="holds a Own, which is not part of FedStrata"):
+        load_model(path)
+    np.testing.assert_array_equal(load_model(path, Own()).scores(np.ones((1, 2))), [[2.0, 3.0]])
+    with pytest.raises(ValueError, match="does not fit Linear"):
+        load_model(path, Linear(2, 2))
+
+
+def test_wrong_arguments_are_refused_before_a_file_appears(tmp_path):
+    path, params = tmp_path / "m.npz", random_params(Linear(4, 3))
+    with pytest.raises(ValueError, match="params do not fit"):
+        save_model(path, Linear(4, 2), params)
+    with pytest.raises(TypeError, match="info must hold only what JSON can"):
+        save_model(path, Linear(4, 3), params, {"array": np.ones(2)})
+    with pytest.raises(ValueError, match="unknown task"):
+        save_model(path, Linear(4, 3), params, task="ranking")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="bfloat16"):
+        save_model(path, Linear(4, 3), random_params(Linear(4, 3), jnp.bfloat16))
+    assert not path.exists()
+
+
+def test_float64_is_not_rounded_silently(tmp_path):
+    with jax.enable_x64(True):
+        path = save_model(tmp_path / "m.npz", Linear(4, 3), random_params(Linear(4, 3)))
+    with jax.enable_x64(False), pytest.raises(ValueError, match="JAX_ENABLE_X64"):
+        load_model(path)
+
+
+def test_files_of_other_kinds(tmp_path: Path):
+    path = tmp_path / "m.npz"
+    with pytest.raises(FileNotFoundError):
+        load_model(path)
+    path.write_bytes(b"nothing of the kind")
+    with pytest.raises(ValueError, match="not a saved FedStrata model"):
+        load_model(path)
+    np.savez(path, weight=np.ones(3))
+    with pytest.raises(ValueError, match="not a saved FedStrata model"):
+        load_model(path)
+    np.savez(path, fedstrata=np.array([{"format": "pickled"}], dtype=object), allow_pickle=True)
+    with pytest.raises(ValueError, match="allow_pickle=False"):
+        load_model(path)
+
+
+@settings(deadline=None)
+@given(data=st.data())
+def test_a_damaged_file_is_never_read_as_another_model(tmp_path_factory, data):
+    model = Linear(2, 2)
+    params = random_params(model)
+    path = save_model(tmp_path_factory.mktemp("damage") / "m.npz", model, params, {"a": 1})
+    content = bytearray(path.read_bytes())
+    if data.draw(st.booleans()):
+        content = content[: data.draw(st.integers(0, len(content) - 1))]
+    else:
+        content[data.draw(st.integers(0, len(content) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    path.write_bytes(content)
+    complaint, loaded = "", None
+    try:
+        loaded = load_model(path)
+    except ValueError as error:
+        complaint = str(error)
+    if loaded is None:
+        assert str(path) in complaint
+    else:  # a bit of the zip's own bookkeeping that means nothing here
+        assert eqx.tree_equal(loaded.params, params)
+        assert (loaded.model, loaded.info) == (model, {"a": 1})
+
+
+def test_a_trained_model_needs_no_file():
+    trained = TrainedModel(Linear(1), {"weight": jnp.ones((1, 1)), "bias": jnp.ones(1)}, task="regression")
+    np.testing.assert_array_equal(trained.predict([[1.0], [2.0]]), [2.0, 3.0])
