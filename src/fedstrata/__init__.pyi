@@ -38,9 +38,13 @@ from fedstrata.problems.base import Problem as Problem
 from fedstrata.problems.base import SmoothOracle as SmoothOracle
 from fedstrata.report import compare as compare
 from fedstrata.report import plot as plot
+from fedstrata.runtime.checkpoint import CheckpointError as CheckpointError
+from fedstrata.runtime.estimate import estimate as estimate
 from fedstrata.runtime.prepare import full_data as full_data
+from fedstrata.runtime.result import DivergenceWarning as DivergenceWarning
 from fedstrata.runtime.result import Result as Result
 from fedstrata.runtime.run import run as run
+from fedstrata.runtime.tune import tune as tune
 from fedstrata.transport import cohort as cohort
 from fedstrata.vector import Vector as Vector
 from fedstrata.vector import where as where

@@ -8,6 +8,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array, Int, PRNGKeyArray
 
 from fedstrata.clock import Clock
@@ -145,7 +146,7 @@ class Algorithm(eqx.Module):
         name = type(self).__name__
         for field, bounds in reals(self).items():
             value = getattr(self, field)
-            if callable(value) or isinstance(value, (jax.core.Tracer, jax.ShapeDtypeStruct)) or value is None:
+            if callable(value) or isinstance(value, (Tracer, jax.ShapeDtypeStruct)) or value is None:
                 continue
             if isinstance(value, (str, bool)) or not np.issubdtype(np.asarray(value).dtype, np.number):
                 raise TypeError(f"{name}: {field} = {value!r} must be a number or an optax schedule")

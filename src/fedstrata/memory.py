@@ -50,18 +50,18 @@ class PerExample(eqx.Module):
     """One row per example of a client's split (a `Local` field), keyed by the example's position: FedX2's u(z).
 
     Declared in `init_server` as `PerExample(value, split)` with the value that every example starts from. A client
-    sees its own rows: `u[sample.index]` reads, `u.set(sample.index, rows)` writes.
+    sees its own rows: `u[sample.position]` reads, `u.set(sample.position, rows)` writes.
     """
 
     rows: PyTree
     split: str = eqx.field(static=True, default="train")
 
-    def __getitem__(self, index: Array) -> Any:
-        return jax.tree.map(lambda a: a[index], self.rows)
+    def __getitem__(self, position: Array) -> Any:
+        return jax.tree.map(lambda a: a[position], self.rows)
 
-    def set(self, index: Array, rows: PyTree) -> "PerExample":
+    def set(self, position: Array, rows: PyTree) -> "PerExample":
         """The rows at these positions replaced; where a position repeats, one of its rows is kept."""
-        put = lambda old, new: old.at[index].set(jnp.asarray(new, old.dtype), mode="drop")
+        put = lambda old, new: old.at[position].set(jnp.asarray(new, old.dtype), mode="drop")
         return PerExample(jax.tree.map(put, self.rows, rows), self.split)
 
 

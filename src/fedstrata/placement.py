@@ -106,7 +106,9 @@ class Hidden:
 
 
 # No children: a hidden field weighs nothing in a compiled program.
-jax.tree_util.register_pytree_node(Hidden, lambda h: ((), object.__getattribute__(h, "_reason")), lambda r, _: Hidden(r))
+jax.tree_util.register_pytree_node(
+    Hidden, lambda h: ((), object.__getattribute__(h, "_reason")), lambda r, _: Hidden(r)
+)
 
 
 def hide(state: Any, fields: dict[str, str]) -> Any:

@@ -7,8 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from fedstrata.models import CNN, MLP, Linear, Model, TrainedModel, load_model, save_model
 
@@ -113,28 +111,28 @@ def test_files_of_other_kinds(tmp_path: Path):
         load_model(path)
 
 
-@settings(deadline=None)
-@given(data=st.data())
-def test_a_damaged_file_is_never_read_as_another_model(tmp_path_factory, data):
+def test_a_damaged_file_is_never_read_as_another_model(tmp_path):
     model = Linear(2, 2)
     params = random_params(model)
-    path = save_model(tmp_path_factory.mktemp("damage") / "m.npz", model, params, {"a": 1})
-    content = bytearray(path.read_bytes())
-    if data.draw(st.booleans()):
-        content = content[: data.draw(st.integers(0, len(content) - 1))]
-    else:
-        content[data.draw(st.integers(0, len(content) - 1))] ^= 1 << data.draw(st.integers(0, 7))
-    path.write_bytes(content)
-    complaint, loaded = "", None
-    try:
-        loaded = load_model(path)
-    except ValueError as error:
-        complaint = str(error)
-    if loaded is None:
-        assert str(path) in complaint
-    else:  # a bit of the zip's own bookkeeping that means nothing here
-        assert eqx.tree_equal(loaded.params, params)
-        assert (loaded.model, loaded.info) == (model, {"a": 1})
+    path = save_model(tmp_path / "m.npz", model, params, {"a": 1})
+    whole = path.read_bytes()
+    cut = [whole[:length] for length in range(0, len(whole), 7)]
+    flipped = [whole[:i] + bytes([whole[i] ^ (1 << i % 8)]) + whole[i + 1 :] for i in range(len(whole))]
+    refused = 0
+    for content in cut + flipped:
+        path.write_bytes(content)
+        complaint, loaded = "", None
+        try:
+            loaded = load_model(path)
+        except ValueError as error:
+            complaint = str(error)
+        if loaded is None:
+            assert str(path) in complaint
+            refused += 1
+        else:  # a bit of the zip's own bookkeeping that means nothing here
+            assert eqx.tree_equal(loaded.params, params)
+            assert (loaded.model, loaded.info) == (model, {"a": 1})
+    assert refused > len(cut) + len(flipped) // 2
 
 
 def test_a_trained_model_needs_no_file():

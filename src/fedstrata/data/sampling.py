@@ -135,7 +135,7 @@ class Replay(Sampler):
     def draw(self, at: Draw, count: Array, capacity: int) -> Index:
         if at.name not in self.indices:
             raise unknown("stream in Replay", at.name, self.indices)
-        table = jnp.asarray(self.indices[at.name])
+        table = jnp.asarray(self.indices[at.name], jnp.int32)
         return table[at.clock.round, at.clock.local_step, at.client], None
 
     def rows(self, capacity: int) -> int:
@@ -177,7 +177,7 @@ class Sample(NamedTuple):
 
     examples: PyTree
     mask: Array | None
-    index: Int[Array, " b"]
+    position: Int[Array, " b"]
 
     def mean(self, values: PyTree) -> PyTree:
         """The mean over the examples that count of something with one row per example."""

@@ -38,8 +38,8 @@ class Average(Problem):
         return full["train"].mean(lambda example: self.loss(x.tree, example))
 
     def init(self, key: PRNGKeyArray) -> PyTree:
-        model = getattr(self.loss, "model", None)
-        return model.init(key) if hasattr(model, "init") else super().init(key)
+        start = getattr(getattr(self.loss, "model", None), "init", None)
+        return super().init(key) if start is None else start(key)
 
     def all_metrics(self) -> dict[str, Loss]:
         return {**getattr(self.loss, "metrics", {}), **self.metrics}

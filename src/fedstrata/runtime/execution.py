@@ -59,7 +59,9 @@ def _with(job: Job, execution: Any) -> Job:
 
 def _time(job: Job) -> float:
     """Seconds per round, without evaluation: the best of a few."""
-    quiet = job._replace(plan=Plan(rounds=2**30, every=2**30, records=1, execution=job.plan.execution, stationarity=False))
+    quiet = job._replace(
+        plan=Plan(rounds=2**30, every=2**30, records=1, execution=job.plan.execution, stationarity=False)
+    )
     carry = quiet.begin()[0]
     jax.block_until_ready(quiet.advance(carry, 0, 1))
     took = []
@@ -82,7 +84,14 @@ def _work(job: Job) -> float:
 def _name(job: Job) -> str:
     shapes = [str((a.shape, str(a.dtype))) for a in jax.tree.leaves((job.x0, job.world.flat))]
     device = jax.devices()[0].device_kind
-    words = [describe(job.world.problem), describe(job.rest), describe(job.world.sampler), shapes, device, os.cpu_count()]
+    words = [
+        describe(job.world.problem),
+        describe(job.rest),
+        describe(job.world.sampler),
+        shapes,
+        device,
+        os.cpu_count(),
+    ]
     size = job.world.selection.size(job.world.clients)
     return hashlib.sha256(json.dumps([words, size, jax.__version__], default=str).encode()).hexdigest()[:24]
 

@@ -44,6 +44,13 @@ class Job(NamedTuple):
         bounds = jnp.asarray(first, jnp.int32), jnp.asarray(last, jnp.int32)
         return _advance(self.world, self.plan, self.values, self.rest, self.x0, self.keys, carry, *bounds, own)
 
+    def scratch_bytes(self, carry: Carry) -> int:
+        """Memory that the compiled program needs beside its arguments and results."""
+        bounds = (jnp.asarray(0, jnp.int32),) * 2
+        args = (self.world, self.plan, self.values, self.rest, self.x0, self.keys, carry, *bounds, None)
+        analysis = _advance.lower(*args).compile().compiled.memory_analysis()
+        return int(analysis.temp_size_in_bytes) if analysis is not None else 0
+
     def solutions(self, carry: Carry) -> Vector:
         return _solutions(self.world, self.values, self.rest, carry)
 
@@ -103,8 +110,8 @@ def spread(
         if name not in known:
             if hasattr(algorithm, name):
                 raise ValueError(
-                    f"{type(algorithm).__name__}: {name!r} cannot be swept in one program, because it changes the program; "
-                    f"run once per value, or use fs.tune, which does (real hyper-parameters: {', '.join(known)})"
+                    f"{type(algorithm).__name__}: {name!r} cannot be swept in one program, because it changes the "
+                    f"program; run once per value, or use fs.tune, which does (can be swept: {', '.join(known)})"
                 )
             raise unknown(f"hyper-parameter of {type(algorithm).__name__}", name, known)
         if not len(values) or any(callable(v) for v in values):

@@ -80,7 +80,8 @@ def write_rows(stacked: PyTree, rows: PyTree, ids: Array, present: Array, flat: 
         if isinstance(old, PerExample):
             split = flat[old.split]
             where = _window_rows(split, ids)
-            inside = (jnp.arange(split.capacity) < split.count[ids][:, None]) & present[:, None]
+            inside = jnp.arange(split.capacity, dtype=jnp.int32)[None, :] < split.count[ids][:, None]
+            inside = inside & present[:, None]
             where = jnp.where(inside, where, _size(split))
             return PerExample(jax.tree.map(lambda a, b: a.at[where].set(b, mode="drop"), old.rows, new.rows), old.split)
         if everyone:
@@ -91,7 +92,7 @@ def write_rows(stacked: PyTree, rows: PyTree, ids: Array, present: Array, flat: 
 
 
 def _window_rows(split: FlatSplit, ids: Array) -> Array:
-    return split.start[ids][:, None] + jnp.arange(split.capacity)
+    return split.start[ids][:, None] + jnp.arange(split.capacity, dtype=jnp.int32)[None, :]
 
 
 def _size(split: FlatSplit) -> int:
@@ -117,8 +118,8 @@ def push_union(union: Pool, own: Pool, ids: Array, present: Array) -> Pool:
 def flat_union(union: Pool) -> Pool:
     """A pool as an algorithm sees it: one axis of rows."""
     flatten = lambda a: a.reshape((-1, *a.shape[3:]))
-    parts = (jax.tree.map(flatten, part) for part in (union.rows, union.client, union.valid))
-    return Pool(*parts, union.capacity, union.history)
+    rows, client, valid = (jax.tree.map(flatten, part) for part in (union.rows, union.client, union.valid))
+    return Pool(rows, client, valid, union.capacity, union.history)
 
 
 def shardings(state: type, mesh: jax.sharding.Mesh, axis: str = "clients") -> dict[str, NamedSharding]:

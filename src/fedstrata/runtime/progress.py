@@ -45,20 +45,25 @@ class Run:
     def segment(self, callbacks: Sequence[Callback] = ()) -> None:
         """Some rounds, to the next evaluation or further; how many changes nothing in the result."""
         plan, first = self.job.plan, self.round
-        if self.own is not None:  # a first round that starts client by client is a program of its own
-            last = 1
-        else:
-            last = min((first // plan.every + self.length) * plan.every, plan.rounds)
+        # A first round that starts client by client is a program of its own.
+        last = min((first // plan.every + self.length) * plan.every, plan.rounds) if self.own is None else 1
         began, before = time.perf_counter(), self.carry
         carry, found, samples, took = self.job.advance(before, first, last, self.own)
         status = np.asarray(carry.status)  # waits for the segment
         seconds = time.perf_counter() - began
         self.own = None
         due = [r for r in range(first + 1, last + 1) if r % plan.every == 0 or r == plan.rounds]
+        # Where every run has ended there is nothing more to record, however long this segment was.
+        over = np.flatnonzero(np.all(np.asarray(found["status"])[:, : len(due)] != RUNNING, axis=0))
+        if over.size:
+            due = due[: over[0] + 1]
+            last = due[-1]
         self.records.segment(due, found, {"samples": samples, "took": took}, self.seconds, seconds)
         self.seconds, self.round = self.seconds + seconds, last
         self.carry = self._rewind(before, carry, first) if np.any(status == EXPLODED) else carry
-        self.length = int(np.clip(self.length * SEGMENT_SECONDS / max(seconds, 1e-3), 1, min(2 * self.length, plan.records)))
+        self.length = int(
+            np.clip(self.length * SEGMENT_SECONDS / max(seconds, 1e-3), 1, min(2 * self.length, plan.records))
+        )
         for callback in callbacks:
             for at, round in enumerate(due, start=len(self.records.rounds) - len(due)):
                 callback(round, {n: v[at] for n, v in self.records.rows.items()})
@@ -72,7 +77,9 @@ class Run:
             chosen = fresh & (np.asarray(carry.bad_round) == bad)
             pick = lambda a, b, chosen=chosen: np.where(chosen.reshape((-1,) + (1,) * (a.ndim - 1)), a, b)
             old, new = (again.shared, again.local), (carry.shared, carry.local)
-            shared, local = jax.tree.map(lambda a, b, pick=pick: jax.numpy.asarray(pick(np.asarray(a), np.asarray(b))), old, new)
+            shared, local = jax.tree.map(
+                lambda a, b, pick=pick: jax.numpy.asarray(pick(np.asarray(a), np.asarray(b))), old, new
+            )
             carry = carry._replace(shared=shared, local=local)
         return carry
 
@@ -111,7 +118,7 @@ class Run:
             state=reshape(carry.shared),
             local=reshape(carry.local),
             endings=np.array(ENDINGS)[status].reshape(shape),
-            notes=[self._note(i, label) for i in np.flatnonzero((status == DIVERGED) | (status == EXPLODED))],
+            notes=[self._note(int(i), label) for i in np.flatnonzero((status == DIVERGED) | (status == EXPLODED))],
             seconds=self.seconds,
             compile_seconds=compile_seconds,
             rounds=self.round,
@@ -125,7 +132,8 @@ class Run:
         shared = self.carry.shared
         fields = [f for f, bad in zip(shared._fields, np.asarray(self.carry.bad_fields)[run], strict=True) if bad]
         local = [f for f in shared._fields if isinstance(getattr(shared, f), Hidden)]
-        if fields:
-            sides = ", ".join(f"{f!r} (Local)" if f in local else repr(f) for f in fields)
-            return f"{label} ({where}) diverged in round {round}: not finite: {sides}; the state of round {round - 1} was kept"
-        return f"{label} ({where}) diverged: its objective had exploded at round {round}; the last good evaluation's state was kept"
+        who = f"{label} ({where}) diverged"
+        if not fields:
+            return f"{who}: its objective had exploded at round {round}; the state of the last good evaluation was kept"
+        sides = ", ".join(f"{f!r} (Local)" if f in local else repr(f) for f in fields)
+        return f"{who} in round {round}: not finite: {sides}; the state of round {round - 1} was kept"

@@ -24,7 +24,8 @@ class Records:
         """Round 0: the start values."""
         runs = np.shape(found["objective"])[0]
         self.totals = {name: np.zeros((runs,), np.int64) for name in COUNTS}
-        self._add(0, 0.0, {**{n: np.asarray(v) for n, v in found.items()}, **self.totals})
+        running = np.zeros((runs,), np.int32)
+        self._add(0, 0.0, {**{n: np.asarray(v) for n, v in found.items()}, **self.totals, "status": running})
 
     def segment(
         self, rounds: list[int], found: Mapping[str, Any], totals: Mapping[str, Any], began: float, took: float
@@ -50,7 +51,7 @@ class Records:
         shape = tuple(len(v) for v in axes.values())
         wide = {n: np.stack(v, axis=1).reshape((*shape, len(v), *v[0].shape[1:])) for n, v in self.rows.items()}
         everywhere = lambda values: np.broadcast_to(np.asarray(values), (*shape, len(self.rounds)))
-        took = wide.pop("took")
+        took, _ = wide.pop("took"), wide.pop("status")
         per_client = {n: wide.pop(n) for n in [n for n in wide if n.startswith("client/")]}
         up, down = ledger.total("up"), ledger.total("down", rejoining)
         columns = {"round": everywhere(self.rounds), **wide}

@@ -43,7 +43,7 @@ class Result:
     rounds: int
 
     def solution(self, **labels: Any) -> Any:
-        """The parameters of one run: `solution(step_size=0.1, seed=3)`; axes left out must have one value or take the first."""
+        """The parameters of one run: `solution(step_size=0.1, seed=3)`; of an axis left out, the first value."""
         index = []
         for axis, values in self.history.axes.items():
             wanted = labels.get(axis, values[0])

@@ -18,7 +18,9 @@ from fedstrata.runtime.progress import Run
 from fedstrata.runtime.records import Records
 
 
-def config_of(job: Job, problem: Problem, algorithm: Algorithm, federation: Federation, options: Mapping[str, Any]) -> dict:
+def config_of(
+    job: Job, problem: Problem, algorithm: Algorithm, federation: Federation, options: Mapping[str, Any]
+) -> dict:
     """Everything that decides a trajectory, as plain JSON. (`rounds` is not in it: a run may be made longer.)"""
     values = {f"{type(algorithm).__name__}.{k}": describe(v) for k, v in hyperparameters(algorithm).items()}
     skip = ("params", "execution")
@@ -60,5 +62,7 @@ def _rebuild(like: Any, prefix: str, arrays: Mapping[str, np.ndarray]) -> Any:
     leaves, structure = jax.tree.flatten(like)
     found = [arrays[f"{prefix}{i:05d}"] for i in range(len(leaves))]
     if any(a.shape != b.shape or a.dtype != b.dtype for a, b in zip(found, leaves, strict=True)):
-        raise CheckpointError("this checkpoint has arrays of other shapes than this run; was the algorithm's code changed?")
+        raise CheckpointError(
+            "this checkpoint has arrays of other shapes than this run; was the algorithm's code changed?"
+        )
     return jax.tree.unflatten(structure, [jnp.asarray(a) for a in found])

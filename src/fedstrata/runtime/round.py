@@ -36,8 +36,8 @@ class Member(NamedTuple):
     """A client of the cohort: one row of each when stacked."""
 
     id: Array
-    start: Mapping[str, Array]  # by split: where its rows begin, and how many they are
-    count: Mapping[str, Array]
+    starts: Mapping[str, Array]  # by split: where its rows begin, and how many they are
+    counts: Mapping[str, Array]
     key: PRNGKeyArray  # folded from (seed, round, client)
     lasting_key: PRNGKeyArray  # folded from (seed, client)
 
@@ -140,7 +140,7 @@ def _local_work(
 ) -> Any:
     problem, rule, steps = setting.problem, setting.sampler, setting.algorithm.local_steps
     phase = setting.algorithm.phases(problem)[number]
-    shard = {s: f.view(member.start[s], member.count[s]) for s, f in setting.flat.items()}
+    shard = {s: f.view(member.starts[s], member.counts[s]) for s, f in setting.flat.items()}
     key = member.key
     if phase.fresh:
         key = jax.random.fold_in(jax.random.fold_in(key, number + 1), repetition)
@@ -160,7 +160,7 @@ def _local_work(
         new = call("step", local_step, state, draws)
         if rule.may_idle:
             seen = [rule.seen(local_step, shard[split].count) for split in problem.streams.values()]
-            new = where(sum(seen) > 0, new, state)
+            new = where(jnp.sum(jnp.stack([s for s in seen if s is not None])) > 0, new, state)
         return new, None
 
     state = start._replace(**own_start(setting, start, member.id))

@@ -2,7 +2,7 @@
 
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -23,7 +23,6 @@ from fedstrata.runtime.progress import Callback, Run
 from fedstrata.runtime.result import DivergenceWarning, Result
 from fedstrata.runtime.resume import config_of, restore
 from fedstrata.runtime.simulate import Plan, measure
-from fedstrata.vector import Vector
 
 RECORDS = 64  # evaluations that one segment may hold
 
@@ -125,7 +124,9 @@ def run(
     if store is not None:
         store.prepare(state.nbytes())
         if state.round == 0 and store.rounds():
-            raise CheckpointError(f"{store.folder} already holds checkpoints; resume that run, or choose another folder")
+            raise CheckpointError(
+                f"{store.folder} already holds checkpoints; resume that run, or choose another folder"
+            )
     name = label or type(algorithm).__name__
     compile_seconds = time.perf_counter() - began + state.compile()
     with Progress(job.plan.rounds, name, start=state.round, quiet=not progress) as bar:

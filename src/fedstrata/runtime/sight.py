@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from fedstrata.algorithm import Algorithm, Cohort
 from fedstrata.memory import Pool
-from fedstrata.placement import Hidden, NotVisible, hide, placements
+from fedstrata.placement import Hidden, NotVisible, hide, placements, select
 from fedstrata.runtime.layout import flat_union
 
 
@@ -71,12 +71,8 @@ def server_sight(
 
 def hide_local(state: Any, algorithm: Algorithm) -> Any:
     """A state as the server holds it."""
-    name = type(algorithm).__name__
-    places = placements(type(state))
-    return hide(
-        state,
-        {f: f"{name}: the server cannot read the Local field {f!r}" for f, p in places.items() if not p.server_reads},
-    )
+    name, unseen = type(algorithm).__name__, select(type(state), lambda p: not p.server_reads)
+    return hide(state, {f: f"{name}: the server cannot read the Local field {f!r}" for f in unseen})
 
 
 def _check_type(out: Any, state: Any, where: str) -> None:
@@ -90,11 +86,9 @@ def _same(old: Any, new: Any, field: str, where: str) -> Any:
         return new
     shapes = [jax.tree.map(lambda a: (jnp.shape(a), str(jnp.result_type(a))), tree) for tree in (old, new)]
     if jax.tree.structure(old) != jax.tree.structure(new):
-        raise TypeError(
-            f"{where} changed the structure of field {field!r} from {jax.tree.structure(old)} to {jax.tree.structure(new)}"
-        )
+        before, after = jax.tree.structure(old), jax.tree.structure(new)
+        raise TypeError(f"{where} changed the structure of field {field!r} from {before} to {after}")
     if shapes[0] != shapes[1] and not (isinstance(new, (int, float)) and jnp.shape(old) == ()):
-        raise TypeError(
-            f"{where} changed field {field!r} from {shapes[0]} to {shapes[1]}; a field keeps its shape and dtype"
-        )
+        change = f"from {shapes[0]} to {shapes[1]}"
+        raise TypeError(f"{where} changed field {field!r} {change}; a field keeps its shape and dtype")
     return jax.tree.map(lambda a, b: jnp.asarray(b, jnp.result_type(a)), old, new)

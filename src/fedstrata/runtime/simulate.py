@@ -181,8 +181,8 @@ def advance(
     """Rounds first … last−1. Returns what was recorded on the way, and the totals of (examples, clients) after."""
     shapes = jax.eval_shape(lambda c: measure(world, algorithm, plan, c.shared)[1], carry)
     blank = lambda s: jnp.full((plan.records, *s.shape), jnp.nan, s.dtype)
-    totals = {"samples": jnp.zeros((plan.records,), jnp.int32), "took": jnp.zeros((plan.records,), jnp.int32)}
-    records = {**jax.tree.map(blank, shapes), **totals}
+    counts = {name: jnp.zeros((plan.records,), jnp.int32) for name in ("samples", "took", "status")}
+    records = {**jax.tree.map(blank, shapes), **counts}
 
     def body(round: Array, loop: tuple) -> tuple:
         carry, records, at, samples, took = loop
@@ -194,7 +194,7 @@ def advance(
             judged = judge(plan, carry, x, found, round + 1)
             bad = (judged.status == DIVERGED) | (judged.status == EXPLODED)
             found = {n: jnp.where(bad, jnp.nan, v) for n, v in found.items()}
-            found |= {"samples": samples, "took": took}
+            found |= {"samples": samples, "took": took, "status": judged.status}
             return judged, {n: records[n].at[at].set(v) for n, v in found.items()}
 
         due = ((round + 1) % plan.every == 0) | (round + 1 == plan.rounds)
@@ -218,7 +218,7 @@ def _examples_seen(world: World, algorithm: Algorithm, stacked: Any, present: Ar
     for phase in algorithm.phases(world.problem):
         steps = jnp.arange(phase.steps, dtype=jnp.int32)
         for split in world.problem.streams.values():
-            seen = world.sampler.seen(steps[:, None], stacked.count[split])
+            seen = world.sampler.seen(steps[:, None], stacked.counts[split])
             whole = world.sampler.rows(world.flat[split].capacity)
             rows = (
                 whole * phase.steps

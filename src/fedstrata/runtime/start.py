@@ -61,7 +61,7 @@ def begin(setting: Setting, key: PRNGKeyArray, cohort: Cohort) -> Start:
 def init_one(setting: Setting, member: Member) -> Any:
     """`init_client` of one client, on its own data."""
     algorithm, problem, template = setting.algorithm, setting.problem, setting.template
-    shard = {s: f.view(member.start[s], member.count[s]) for s, f in setting.flat.items()}
+    shard = {s: f.view(member.starts[s], member.counts[s]) for s, f in setting.flat.items()}
     clock = Clock.at(0, algorithm.local_steps)
     draws = problem.draws(shard, member.key, setting.sampler, clock, member.id, member.lasting_key)
     oracle = problem.oracle(shard, member.key, setting.sampler, clock=clock, client=member.id, draws=draws)

@@ -67,9 +67,8 @@ def exchanges(algorithm: Algorithm, phases: Sequence[Phase]) -> list[Exchange]:
                 if field not in places:
                     raise unknown(f"field in {kind} of phase {number} of {where}", field, places)
                 if field not in allowed:
-                    raise ValueError(
-                        f"{where}: phase {number} {kind} {field!r}, but a {places[field].name} field does not go that way"
-                    )
+                    kinds = f"a {places[field].name} field does not go that way"
+                    raise ValueError(f"{where}: phase {number} {kind} {field!r}, but {kinds}")
         out.append(Exchange(tuple(receives), tuple(sends)))
     never = [f for f in up if places[f].down and not any(f in e.sends for e in out)]
     if never:

@@ -47,8 +47,8 @@ class FedProx(FedAvg):
 
     step_size: η. local_steps: Q. mu: μ, the strength of the pull; 0 is FedAvg.
 
-    Converges more stably than FedAvg when clients differ, but to a biased point as well: the pull shortens the drift and
-    does not remove it. The paper lets clients solve the local problem inexactly; here that is Q gradient steps.
+    Converges more stably than FedAvg when clients differ, but to a biased point as well: the pull shortens the drift
+    and does not remove it. The paper lets clients solve the local problem inexactly; here that is Q gradient steps.
 
     >>> FedProx(step_size=0.1, local_steps=10, mu=0.01).mu
     0.01

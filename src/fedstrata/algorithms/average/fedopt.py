@@ -40,7 +40,8 @@ class FedOpt(Algorithm):
         memory: Server[Any]  # the optimizer's own state
 
     def init_server(self, problem: Any, x0: Vector) -> State:
-        return self.State(x=x0, delta=x0.zeros(), memory=self.optimizer(self.server_step_size).init(x0))
+        rule: Any = self.optimizer(self.server_step_size)
+        return self.State(x=x0, delta=x0.zeros(), memory=rule.init(x0))
 
     def local_step(self, oracle: SmoothOracle, start: State, state: State) -> State:
         return state._replace(x=state.x - self.step_size * oracle.grad(state.x))
@@ -49,7 +50,8 @@ class FedOpt(Algorithm):
         return state._replace(delta=state.x - start.x)
 
     def server_step(self, problem: Any, start: State, merged: State, cohort: Cohort) -> State:
-        change, memory = self.optimizer(self.server_step_size).update(-merged.delta, start.memory, start.x)
+        rule: Any = self.optimizer(self.server_step_size)
+        change, memory = rule.update(-merged.delta, start.memory, start.x)
         return merged._replace(x=start.x + change, memory=memory)
 
     def solution(self, problem: Any, state: State) -> Vector:
@@ -99,7 +101,8 @@ class FedAdam(FedOpt):
 class FedYogi(FedAdam):
     r"""FedAdam with Yogi's second moment, which moves by a bounded step and so forgets slowly.
 
-    $$ v \gets v - (1-\beta_2) \Delta^2 \, \mathrm{sign}(v - \Delta^2), \qquad x \gets x + \eta_s \, m / (\sqrt{v} + \tau) $$
+    $$ v \gets v - (1-\beta_2) \Delta^2 \, \mathrm{sign}(v - \Delta^2), \quad
+       x \gets x + \eta_s \, m / (\sqrt{v} + \tau) $$
 
     Hyper-parameters as in FedAdam.
 

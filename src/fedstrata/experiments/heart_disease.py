@@ -1,0 +1,44 @@
+"""Heart disease in four real hospitals, which differ in patients and in how many they have: logistic regression.
+
+The hyper-parameters below are those that `python -m fedstrata.experiments.tuning heart_disease` prints.
+"""
+
+from fedstrata.experiments.base import Experiment, Setup
+
+STEPS = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
+
+
+def build(l2: float = 0.001, seed: int = 0) -> Setup:
+    """The four hospitals as they are, a quarter of each for tests."""
+    from fedstrata.data import federate
+    from fedstrata.models import Linear
+    from fedstrata.problems.average import Average
+    from fedstrata.problems.losses import Classification
+
+    federation = federate("heart_disease", seed=seed, test=0.25).standardize()
+    features = federation["train"].examples["x"].shape[1]
+    return Setup(Average(Classification(Linear(features), l2=l2)), federation)
+
+
+EXPERIMENT = Experiment(
+    name="heart_disease",
+    summary="patients of four real hospitals, logistic regression; needs the files of heart_disease",
+    build=build,
+    rounds=60,
+    batch_size=16,
+    methods={
+        "CentralSGD": {"step_size": 0.1, "local_steps": 10},
+        "FedAvg": {"step_size": 0.1, "local_steps": 10},
+        "FedProx": {"step_size": 0.1, "local_steps": 10, "mu": 0.1},
+        "Scaffold": {"step_size": 0.1, "local_steps": 10},
+        "FedAdam": {"step_size": 0.1, "local_steps": 10, "server_step_size": 0.03},
+    },
+    common={"step_size": 0.1, "local_steps": 10},
+    grids={
+        "CentralSGD": {"step_size": STEPS},
+        "FedAvg": {"step_size": STEPS},
+        "FedProx": {"step_size": STEPS, "mu": (0.01, 0.1, 1.0, 10.0)},
+        "Scaffold": {"step_size": STEPS},
+        "FedAdam": {"step_size": STEPS, "server_step_size": (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)},
+    },
+)

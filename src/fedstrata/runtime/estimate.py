@@ -1,0 +1,106 @@
+"""`fs.estimate`: memory, traffic and time of a run, before it is run."""
+
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import numpy as np
+
+from fedstrata.algorithm import Algorithm
+from fedstrata.data.federation import Federation
+from fedstrata.problems.base import Problem
+from fedstrata.runtime.execution import choose
+from fedstrata.runtime.job import Job
+from fedstrata.runtime.run import prepare
+from fedstrata.transport.cohort import Everyone
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+class Estimate(NamedTuple):
+    """What a run would take. Bytes are totals over clients, rounds and runs; seconds are extrapolated."""
+
+    rounds: int
+    runs: int  # seeds × swept settings
+    cohort: int
+    clients: int
+    data_bytes: int
+    state_bytes: int
+    memory_bytes: int  # data, state twice (a segment keeps its start), and the program's own
+    up_bytes: int
+    down_bytes: int
+    compile_seconds: float
+    seconds: float
+    execution: str | int
+    why: str
+
+    def rich(self) -> "Table":
+        from rich.table import Table
+
+        from fedstrata.report.format import human_bytes, human_seconds
+
+        table = Table(show_header=False, box=None)
+        table.add_row("runs", f"{self.runs} × {self.rounds} rounds, {self.cohort} of {self.clients} clients each")
+        table.add_row("memory", f"{human_bytes(self.memory_bytes)} (data {human_bytes(self.data_bytes)}, state {human_bytes(self.state_bytes)})")
+        table.add_row("traffic", f"{human_bytes(self.up_bytes)} up, {human_bytes(self.down_bytes)} down")
+        table.add_row("time", f"{human_seconds(self.seconds)} after {human_seconds(self.compile_seconds)} of compilation")
+        table.add_row("clients run by", f"{self.execution} ({self.why})")
+        return table
+
+
+def estimate(problem: Problem, algorithm: Algorithm, federation: Federation, *, rounds: int, **options: Any) -> Estimate:
+    """Compile the run, time a few rounds and one evaluation, and extrapolate. Options are those of `fs.run`."""
+    job = prepare(problem, algorithm, federation, rounds=rounds, **{**options, "execution": "vmap"})
+    wanted = options.get("execution", "auto")
+    execution, why = choose(job) if wanted == "auto" else (wanted, "as asked")
+    job = job._replace(plan=job.plan._replace(execution=execution))
+    began = time.perf_counter()
+    carry = job.begin()[0]
+    jax.block_until_ready(job.advance(carry, 0, 0)[2])
+    compiled = time.perf_counter() - began
+    per_round, per_evaluation = _times(job, carry)
+    world, plan = job.world, job.plan
+    cohort = world.selection.size(world.clients)
+    took = rounds * cohort * job.runs
+    late = not isinstance(world.selection, Everyone)
+    data, state = _size((world.flat, world.full)), _size(carry)
+    return Estimate(
+        rounds=rounds,
+        runs=job.runs,
+        cohort=cohort,
+        clients=world.clients,
+        data_bytes=data,
+        state_bytes=state,
+        memory_bytes=data + 2 * state + job.scratch_bytes(carry),
+        up_bytes=took * job.ledger.up,
+        down_bytes=took * job.ledger.total("down", late),
+        compile_seconds=compiled,
+        seconds=per_round * rounds + per_evaluation * -(-rounds // plan.every),
+        execution=execution,
+        why=why,
+    )
+
+
+def _times(job: Job, carry: Any) -> tuple[float, float]:
+    """Seconds per round without evaluation, and seconds of one evaluation."""
+    rare = job._replace(plan=job.plan._replace(every=2**30, rounds=2**30))
+    often = job._replace(plan=job.plan._replace(every=1, rounds=2**30))
+
+    def clock(job: Job) -> float:
+        jax.block_until_ready(job.advance(carry, 0, 1)[2])
+        took = []
+        for _ in range(3):
+            began = time.perf_counter()
+            jax.block_until_ready(job.advance(carry, 1, 3)[2])
+            took.append((time.perf_counter() - began) / 2)
+        return float(np.median(took))
+
+    quiet, full = clock(rare), clock(often)
+    return quiet, max(full - quiet, 0.0)
+
+
+def _size(tree: Any) -> int:
+    """Bytes of the arrays in a tree, each counted once."""
+    leaves = {id(a): a for a in jax.tree.leaves(tree) if hasattr(a, "nbytes")}
+    return sum(int(a.nbytes) for a in leaves.values())

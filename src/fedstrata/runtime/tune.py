@@ -1,0 +1,82 @@
+"""`fs.tune`: the same procedure for every method: a grid, a choice on validation data, a rerun on fresh seeds."""
+
+import itertools
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedstrata.algorithm import Algorithm, reals, with_values
+from fedstrata.data.federation import Federation
+from fedstrata.problems.base import Problem
+from fedstrata.report.axes import sign
+from fedstrata.runtime.job import seed_list
+from fedstrata.runtime.result import DivergenceWarning, Result
+from fedstrata.runtime.run import run
+
+FRESH = 1000  # seeds of the rerun start here: none of them was used for the choice
+
+
+@dataclass(eq=False, repr=False)
+class Tuned:
+    """What tuning found: the chosen values, every setting's score, and the rerun on fresh seeds."""
+
+    algorithm: Algorithm  # with the chosen values
+    chosen: dict[str, Any]
+    scores: list[tuple[dict[str, Any], float, float]]  # setting, mean and spread over seeds; NaN where one diverged
+    select: str
+    result: Result
+    at_edge: list[str]  # hyper-parameters whose best value is the first or last of its grid: widen it
+
+    def __repr__(self) -> str:
+        edge = f"; at the edge of its grid: {', '.join(self.at_edge)}" if self.at_edge else ""
+        return f"Tuned({type(self.algorithm).__name__}: {self.chosen} of {len(self.scores)} by {self.select}{edge})"
+
+
+def tune(
+    problem: Problem,
+    algorithm: Algorithm,
+    federation: Federation,
+    grid: Mapping[str, Sequence[Any]],
+    *,
+    rounds: int,
+    select: str = "valid/loss",
+    seeds: int | Sequence[int] = 3,
+    final_seeds: int | Sequence[int] = 5,
+    **options: Any,
+) -> Tuned:
+    """Run every setting of the grid, choose by the mean of `select` at the end, and run the choice on fresh seeds.
+
+    Real hyper-parameters are swept in one program; others (local_steps, say) cost a program per value. A setting that
+    diverges on any seed is never chosen. Options are those of `fs.run`.
+    """
+    if not grid:
+        raise ValueError("tune: the grid is empty; give at least one hyper-parameter and its values")
+    split = select.split("/")[0]
+    if "/" in select and split not in federation.splits and split != "monitor":
+        raise ValueError(f"tune: select={select!r} needs a split {split!r}; make one with federation.hold_out({split!r})")
+    swept = {n: list(v) for n, v in grid.items() if n in reals(algorithm) and not any(callable(x) for x in v)}
+    fixed = {n: list(v) for n, v in grid.items() if n not in swept}
+    scores: list[tuple[dict[str, Any], float, float]] = []
+    for values in itertools.product(*fixed.values()):
+        setting = dict(zip(fixed, values, strict=True))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DivergenceWarning)  # a grid is there to find the edge
+            here = with_values(algorithm, **setting)
+            found = run(problem, here, federation, rounds=rounds, seeds=seeds, sweep=swept, **options)
+        for labels, history in found.history.settings():
+            last = history.last(select)
+            scores.append(({**setting, **labels}, float(np.mean(last)), float(np.std(last))))
+    good = [s for s in scores if np.isfinite(s[1])]
+    if not good:
+        raise ValueError(f"tune: {type(algorithm).__name__} diverged at every setting of {dict(grid)}; try smaller steps")
+    chosen = max(good, key=lambda s: sign(select) * s[1])[0]
+    final = final_seeds if not isinstance(final_seeds, int) else range(FRESH, FRESH + final_seeds)
+    if {*seed_list(seeds)} & {*final}:
+        raise ValueError("tune: final_seeds must not contain a seed that was used for the choice")
+    best = with_values(algorithm, **chosen)
+    result = run(problem, best, federation, rounds=rounds, seeds=list(final), **options)
+    edge = [n for n, v in grid.items() if len(v) > 1 and chosen[n] in (v[0], v[-1])]
+    return Tuned(best, chosen, scores, select, result, edge)

@@ -1,0 +1,48 @@
+"""What the tests compare with: small federations with closed forms, and naive NumPy versions of algorithms."""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+import fedstrata as fs
+
+
+def squared_error(w, example):
+    return 0.5 * (jnp.dot(w, example["x"]) - example["y"]) ** 2
+
+
+class LeastSquares(NamedTuple):
+    """Heterogeneous clients with linear targets of their own; the optimum solves a linear system."""
+
+    federation: fs.Federation
+    problem: fs.Average
+    hessians: np.ndarray  # (N, d, d) of every client's mean loss
+    centres: np.ndarray  # (N, d): ∇f_i(w) = H_i w − b_i
+
+    def gradient(self, client: int, w: np.ndarray) -> np.ndarray:
+        return self.hessians[client] @ w - self.centres[client]
+
+    def optimum(self, weights: np.ndarray | None = None) -> np.ndarray:
+        p = np.full(len(self.hessians), 1 / len(self.hessians)) if weights is None else weights
+        return np.linalg.solve(np.tensordot(p, self.hessians, 1), p @ self.centres)
+
+
+def least_squares(clients=4, dimension=3, sizes=(5, 9), seed=0, shift=1.0) -> LeastSquares:
+    rng = np.random.default_rng(seed)
+    counts = rng.integers(sizes[0], sizes[1] + 1, clients)
+    shards = []
+    for i, n in enumerate(counts):
+        x = rng.normal(size=(n, dimension))
+        w = rng.normal(size=dimension) * shift
+        shards.append({"x": x, "y": x @ w + 0.1 * rng.normal(size=n) + i * shift})
+    hessians = np.stack([s["x"].T @ s["x"] / len(s["y"]) for s in shards])
+    centres = np.stack([s["x"].T @ s["y"] / len(s["y"]) for s in shards])
+    return LeastSquares(fs.Federation.from_clients(shards), fs.Average(squared_error), hessians, centres)
+
+
+def local_sgd(gradient, x, step_size, local_steps, control=0.0):
+    """Q steps x ← x − η(∇f(x) + control) from x."""
+    for _ in range(local_steps):
+        x = x - step_size * (gradient(x) + control)
+    return x
