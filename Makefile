@@ -25,7 +25,7 @@ demo: $(READY)
 	$(BIN)/fedstrata run digits --out out/demo --force
 
 test: $(READY)
-	$(BIN)/python -m pytest -n $(PYTEST_WORKERS)
+	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadgroup
 
 lint: $(READY)
 	$(BIN)/ruff format --check .

@@ -5,19 +5,21 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from references import least_squares, local_sgd
-from toys import MergedStart, OwnStarts, Repeated, Rows, Scores, TwoPhase, Visits
 
 import fedstrata as fs
 from fedstrata import Averaged, Broadcast, Gathered, Local, Server, Vector
 from fedstrata.placement import NotVisible
+from references import least_squares, local_sgd
+from toys import MergedStart, OwnStarts, Repeated, Rows, Scores, TwoPhase, Visits
 
 TASK = least_squares()
 N = TASK.federation.clients
 
 
 def go(algorithm, rounds=3, batch_size="all", task=TASK, **options):
-    return fs.run(task.problem, algorithm, task.federation, rounds=rounds, batch_size=batch_size, params=np.zeros(3), **options)
+    return fs.run(
+        task.problem, algorithm, task.federation, rounds=rounds, batch_size=batch_size, params=np.zeros(3), **options
+    )
 
 
 def test_phases_pass_what_one_merged_to_the_next():

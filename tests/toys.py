@@ -91,7 +91,9 @@ class Scores(fs.Algorithm):
         return self.State(x=x0, pool=pool, mean=0.0, count=0.0)
 
     def init_client(self, oracle, view):
-        return view._replace(pool=view.pool.write(0, jnp.full((view.pool.capacity,), 100.0 + oracle.client.astype(float))))
+        return view._replace(
+            pool=view.pool.write(0, jnp.full((view.pool.capacity,), 100.0 + oracle.client.astype(float)))
+        )
 
     def local_step(self, oracle: SmoothOracle, start, state):
         rows = oracle.sample("batch").examples["y"][: self.batch]

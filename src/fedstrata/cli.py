@@ -64,7 +64,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     for word in rest:
         if word.startswith("-"):
             raise unknown(f"option of `fedstrata {options.command}`:", word.partition("=")[0], command.option_names())
-        raise Mistake(f"`fedstrata {options.command}` does not expect {word!r}; see `fedstrata {options.command} --help`")
+        raise Mistake(
+            f"`fedstrata {options.command}` does not expect {word!r}; see `fedstrata {options.command} --help`"
+        )
     return options
 
 

@@ -92,7 +92,7 @@ class Hidden:
         return hash(self._reason)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Hidden) and self._reason == other._reason
+        return self._reason == other._reason if isinstance(other, Hidden) else self._refuse()
 
     def __getattr__(self, name: str) -> Any:
         self._refuse()
@@ -103,6 +103,9 @@ class Hidden:
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _refuse
     __matmul__ = __rmatmul__ = __neg__ = __abs__ = __pow__ = __getitem__ = __iter__ = __len__ = _refuse
     __bool__ = __float__ = __int__ = __lt__ = __le__ = __gt__ = __ge__ = __call__ = _refuse
+    __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __divmod__ = __rdivmod__ = __rpow__ = __pos__ = _refuse
+    __and__ = __rand__ = __or__ = __ror__ = __xor__ = __rxor__ = __invert__ = _refuse
+    __index__ = __contains__ = __setitem__ = __round__ = _refuse
 
 
 # No children: a hidden field weighs nothing in a compiled program.

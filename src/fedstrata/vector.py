@@ -57,12 +57,14 @@ class Vector(eqx.Module):
         return self.map(operator.neg)
 
     def __pow__(self, power: int | float) -> "Vector":
-        return self.map(lambda a: a**power)
+        return _binary(operator.pow, self, power)
 
     def __abs__(self) -> "Vector":
         return self.map(jnp.abs)
 
     def __matmul__(self, other: "Vector") -> Array:
+        if not isinstance(other, Vector):
+            return NotImplemented
         _same_shape(self, other)
         products = jax.tree.map(lambda a, b: jnp.sum(a * b), self.tree, other.tree)
         return _total(jax.tree.leaves(products))
@@ -95,10 +97,11 @@ class Vector(eqx.Module):
 
     def clip_to_ball(self, radius: Scalar) -> "Vector":
         """The Euclidean projection onto the ball of this radius round zero."""
-        norm = self.norm()
-        radius = jnp.asarray(radius, norm.dtype)
-        outside = norm > radius
-        return self * jnp.where(outside, radius / jnp.where(outside, norm, 1), 1)
+        squared = self.norm_squared()
+        radius = jnp.asarray(radius, squared.dtype)
+        outside = squared > radius**2
+        # The root is never taken of zero, where its derivative is infinite.
+        return self * jnp.where(outside, radius / jnp.sqrt(jnp.where(outside, squared, 1)), 1)
 
     @property
     def size(self) -> int:
@@ -108,7 +111,7 @@ class Vector(eqx.Module):
     @property
     def dtype(self) -> Any:
         """The widest dtype among the leaves: that of inner products and norms."""
-        return jnp.result_type(*[leaf.dtype for leaf in jax.tree.leaves(self.tree)])
+        return _widest([leaf.dtype for leaf in jax.tree.leaves(self.tree)])
 
 
 def where(condition: Array | bool, yes: PyTree, no: PyTree) -> Any:
@@ -120,12 +123,13 @@ def _binary(function: Callable, left: Vector, right: "Vector | Scalar") -> Vecto
     if isinstance(right, Vector):
         _same_shape(left, right)
         return Vector(jax.tree.map(function, left.tree, right.tree))
-    if not isinstance(right, type_of_scalar) and jnp.ndim(right) != 0:
+    # np.float64 is a float too, but one that would widen the leaves.
+    if not (plain := type(right) in type_of_scalar) and jnp.ndim(right) != 0:
         raise TypeError(
             f"a Vector combines with a Vector or a number, not with an array of shape {jnp.shape(right)}; "
             "wrap the array as Vector(array) if it is one"
         )
-    return left.map(lambda a: function(a, right if isinstance(right, type_of_scalar) else jnp.asarray(right, a.dtype)))
+    return left.map(lambda a: function(a, right if plain else jnp.asarray(right, a.dtype)))
 
 
 def _same_shape(left: Vector, right: Vector) -> None:
@@ -135,5 +139,10 @@ def _same_shape(left: Vector, right: Vector) -> None:
 
 
 def _total(parts: list[Array]) -> Array:
-    dtype = jnp.result_type(*[p.dtype for p in parts])
+    dtype = _widest([p.dtype for p in parts])
     return sum((p.astype(dtype) for p in parts[1:]), start=parts[0].astype(dtype))
+
+
+def _widest(dtypes: list[Any]) -> Any:
+    with jax.numpy_dtype_promotion("standard"):  # leaves of different dtypes are meant, not a slip
+        return jnp.result_type(*dtypes)

@@ -207,7 +207,7 @@ class Balanced(Sampler):
     def draw(self, at: Draw, count: Array, capacity: int) -> Index:
         clients = self.count.shape[0]
         if self.whole:
-            share = jnp.full((clients,), capacity / clients) / self.count
+            share = capacity / clients / self.count.astype(float)
             owner = jnp.repeat(jnp.arange(clients), self.count, total_repeat_length=capacity)
             return jnp.arange(capacity, dtype=jnp.int32), None if self.by_size else share[owner]
         key = stream_key(at.key, at.clock.local_step, at.number)

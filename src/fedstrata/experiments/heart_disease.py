@@ -27,11 +27,11 @@ EXPERIMENT = Experiment(
     rounds=60,
     batch_size=16,
     methods={
-        "CentralSGD": {"step_size": 0.1, "local_steps": 10},
-        "FedAvg": {"step_size": 0.1, "local_steps": 10},
-        "FedProx": {"step_size": 0.1, "local_steps": 10, "mu": 0.1},
-        "Scaffold": {"step_size": 0.1, "local_steps": 10},
-        "FedAdam": {"step_size": 0.1, "local_steps": 10, "server_step_size": 0.03},
+        "CentralSGD": {"step_size": 0.03, "local_steps": 10},
+        "FedAvg": {"step_size": 0.03, "local_steps": 10},
+        "FedProx": {"step_size": 0.03, "local_steps": 10, "mu": 1.0},
+        "Scaffold": {"step_size": 0.03, "local_steps": 10},
+        "FedAdam": {"step_size": 1.0, "local_steps": 10, "server_step_size": 0.1},
     },
     common={"step_size": 0.1, "local_steps": 10},
     grids={

@@ -31,7 +31,9 @@ def build(clients: int = 10, rows: int = 60, features: int = 20, spread: float =
 
     def distance(params, example):
         """How far the parameters are from the minimum of the whole objective; the same for every example."""
-        error = jnp.concatenate([params["weight"].reshape(-1), params["bias"]]) - jnp.asarray(best, params["bias"].dtype)
+        error = jnp.concatenate([params["weight"].reshape(-1), params["bias"]]) - jnp.asarray(
+            best, params["bias"].dtype
+        )
         return jnp.linalg.norm(error)
 
     kind = jax.dtypes.canonicalize_dtype(np.float64)

@@ -26,9 +26,9 @@ def tune(experiment: Experiment, seeds: Sequence[int] = SEEDS, rounds: int | Non
     out = {}
     for name, grid in experiment.grids.items():
         sweep = {key: list(values) for key, values in grid.items()}
-        result = experiment.run(
-            name, setup, sweep=sweep, seeds=list(seeds), rounds=rounds, stationarity=False, evaluate=["valid"]
-        )
+        last = {"rounds": rounds or experiment.rounds, "evaluate_every": rounds or experiment.rounds}
+        only = {"stationarity": False, "evaluate": ["valid"]}
+        result = experiment.run(name, setup, sweep=sweep, seeds=list(seeds), **last, **only)
         scores = [(float(runs.mean(COLUMN)[-1]), setting) for setting, runs in result.history.settings()]
         good = [pair for pair in scores if np.isfinite(pair[0])]
         if not good:

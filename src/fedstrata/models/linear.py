@@ -14,8 +14,8 @@ class Linear(Model):
 
     >>> import jax
     >>> model = Linear(features=3, outputs=2)
-    >>> model(model.init(jax.random.key(0)), jax.numpy.ones(3))
-    Array([0., 0.], dtype=float32)
+    >>> model(model.init(jax.random.key(0)), jnp.ones(3)).tolist()
+    [0.0, 0.0]
     """
 
     features: int = eqx.field(static=True)

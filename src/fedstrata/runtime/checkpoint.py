@@ -76,9 +76,9 @@ class Checkpoints:
                 shutil.rmtree(part, ignore_errors=True)
             full = (
                 getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-                or "space" in str(error).lower()
+                or "no space left" in str(error).lower()
             )
-            why = "the disk is full" if full else str(error).splitlines()[0]
+            why = "the disk is full" if full else (str(error) or type(error).__name__).splitlines()[0]
             last = f"the checkpoint of round {kept[-1]} is intact" if kept else "no earlier checkpoint exists"
             raise CheckpointError(
                 f"could not write the checkpoint of round {round} to {self.folder}: {why}; {last}: make room and resume"

@@ -42,14 +42,21 @@ class Estimate(NamedTuple):
 
         table = Table(show_header=False, box=None)
         table.add_row("runs", f"{self.runs} × {self.rounds} rounds, {self.cohort} of {self.clients} clients each")
-        table.add_row("memory", f"{human_bytes(self.memory_bytes)} (data {human_bytes(self.data_bytes)}, state {human_bytes(self.state_bytes)})")
+        table.add_row(
+            "memory",
+            f"{human_bytes(self.memory_bytes)} (data {human_bytes(self.data_bytes)}, state {human_bytes(self.state_bytes)})",
+        )
         table.add_row("traffic", f"{human_bytes(self.up_bytes)} up, {human_bytes(self.down_bytes)} down")
-        table.add_row("time", f"{human_seconds(self.seconds)} after {human_seconds(self.compile_seconds)} of compilation")
+        table.add_row(
+            "time", f"{human_seconds(self.seconds)} after {human_seconds(self.compile_seconds)} of compilation"
+        )
         table.add_row("clients run by", f"{self.execution} ({self.why})")
         return table
 
 
-def estimate(problem: Problem, algorithm: Algorithm, federation: Federation, *, rounds: int, **options: Any) -> Estimate:
+def estimate(
+    problem: Problem, algorithm: Algorithm, federation: Federation, *, rounds: int, **options: Any
+) -> Estimate:
     """Compile the run, time a few rounds and one evaluation, and extrapolate. Options are those of `fs.run`."""
     job = prepare(problem, algorithm, federation, rounds=rounds, **{**options, "execution": "vmap"})
     wanted = options.get("execution", "auto")
@@ -60,7 +67,7 @@ def estimate(problem: Problem, algorithm: Algorithm, federation: Federation, *, 
     jax.block_until_ready(job.advance(carry, 0, 0)[2])
     compiled = time.perf_counter() - began
     per_round, per_evaluation = _times(job, carry)
-    world, plan = job.world, job.plan
+    world = job.world
     cohort = world.selection.size(world.clients)
     took = rounds * cohort * job.runs
     late = not isinstance(world.selection, Everyone)
@@ -76,7 +83,7 @@ def estimate(problem: Problem, algorithm: Algorithm, federation: Federation, *, 
         up_bytes=took * job.ledger.up,
         down_bytes=took * job.ledger.total("down", late),
         compile_seconds=compiled,
-        seconds=per_round * rounds + per_evaluation * -(-rounds // plan.every),
+        seconds=per_round * rounds + per_evaluation * -(-rounds // job.every),
         execution=execution,
         why=why,
     )
@@ -84,8 +91,7 @@ def estimate(problem: Problem, algorithm: Algorithm, federation: Federation, *, 
 
 def _times(job: Job, carry: Any) -> tuple[float, float]:
     """Seconds per round without evaluation, and seconds of one evaluation."""
-    rare = job._replace(plan=job.plan._replace(every=2**30, rounds=2**30))
-    often = job._replace(plan=job.plan._replace(every=1, rounds=2**30))
+    rare, often = (job._replace(every=every, rounds=2**30) for every in (2**30, 1))
 
     def clock(job: Job) -> float:
         jax.block_until_ready(job.advance(carry, 0, 1)[2])

@@ -33,8 +33,8 @@ def choose(job: Job) -> tuple[str | int, str]:
     if cohort == 1:
         return "vmap", "one client a round"
     work = _work(job)
-    if work * job.plan.rounds < WORTH_MEASURING:
-        return "vmap", f"a run of {work * job.plan.rounds:.1e} operations is too short to measure"
+    if work * job.rounds < WORTH_MEASURING:
+        return "vmap", f"a run of {work * job.rounds:.1e} operations is too short to measure"
     memory, name = _memory(), _name(job)
     if name in memory:
         return memory[name], "measured before"
@@ -59,9 +59,8 @@ def _with(job: Job, execution: Any) -> Job:
 
 def _time(job: Job) -> float:
     """Seconds per round, without evaluation: the best of a few."""
-    quiet = job._replace(
-        plan=Plan(rounds=2**30, every=2**30, records=1, execution=job.plan.execution, stationarity=False)
-    )
+    plan = Plan(records=1, execution=job.plan.execution, stationarity=False)
+    quiet = job._replace(plan=plan, every=2**30, rounds=2**30)
     carry = quiet.begin()[0]
     jax.block_until_ready(quiet.advance(carry, 0, 1))
     took = []

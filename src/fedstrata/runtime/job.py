@@ -14,7 +14,7 @@ from fedstrata.algorithm import Algorithm, as_arrays, reals, with_values
 from fedstrata.clock import domain
 from fedstrata.errors import unknown
 from fedstrata.runtime import simulate
-from fedstrata.runtime.simulate import Carry, Plan, World
+from fedstrata.runtime.simulate import Carry, Plan, Span, World
 from fedstrata.runtime.start import start_values
 from fedstrata.transport.ledger import Ledger, ledger
 from fedstrata.vector import Vector
@@ -31,6 +31,8 @@ class Job(NamedTuple):
     keys: Array
     axes: dict[str, list]
     ledger: Ledger
+    rounds: int
+    every: int  # rounds between evaluations
 
     @property
     def runs(self) -> int:
@@ -41,14 +43,20 @@ class Job(NamedTuple):
 
     def advance(self, carry: Carry, first: int, last: int, own: Any = None) -> tuple[Carry, dict, Array, Array]:
         """Rounds first … last−1 of every run; first = last compiles and runs nothing."""
-        bounds = jnp.asarray(first, jnp.int32), jnp.asarray(last, jnp.int32)
-        return _advance(self.world, self.plan, self.values, self.rest, self.x0, self.keys, carry, *bounds, own)
+        return _advance(*self._arguments(carry, first, last, own))
+
+    def _arguments(self, carry: Carry, first: int, last: int, own: Any) -> tuple:
+        span = Span(*(jnp.asarray(v, jnp.int32) for v in (first, last, self.every, self.rounds)))
+        return self.world, self.plan, self.values, self.rest, self.x0, self.keys, carry, span, own
+
+    def due(self, first: int, last: int) -> list[int]:
+        """The rounds after which rounds first … last−1 evaluate."""
+        return [r for r in range(first + 1, last + 1) if r % self.every == 0 or r == self.rounds]
 
     def scratch_bytes(self, carry: Carry) -> int:
         """Memory that the compiled program needs beside its arguments and results."""
-        bounds = (jnp.asarray(0, jnp.int32),) * 2
-        args = (self.world, self.plan, self.values, self.rest, self.x0, self.keys, carry, *bounds, None)
-        analysis = _advance.lower(*args).compile().compiled.memory_analysis()
+        program: Any = _advance
+        analysis = program.lower(*self._arguments(carry, 0, 0, None)).compile().compiled.memory_analysis()
         return int(analysis.temp_size_in_bytes) if analysis is not None else 0
 
     def solutions(self, carry: Carry) -> Vector:
@@ -71,18 +79,9 @@ def _begin(world: World, plan: Plan, values: Any, rest: Any, x0: Vector, keys: A
 
 @eqx.filter_jit
 def _advance(
-    world: World,
-    plan: Plan,
-    values: Any,
-    rest: Any,
-    x0: Vector,
-    keys: Array,
-    carry: Carry,
-    first: Array,
-    last: Array,
-    own: Any,
+    world: World, plan: Plan, values: Any, rest: Any, x0: Vector, keys: Array, carry: Carry, span: Span, own: Any
 ) -> Any:
-    one = lambda x, v, k, c, o: simulate.advance(world, eqx.combine(v, rest), plan, x, k, c, first, last, o)
+    one = lambda x, v, k, c, o: simulate.advance(world, eqx.combine(v, rest), plan, x, k, c, span, o)
     return _over_runs(one, x0, values, keys, carry, own)
 
 

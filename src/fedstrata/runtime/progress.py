@@ -40,19 +40,19 @@ class Run:
         return time.perf_counter() - began
 
     def finished(self) -> bool:
-        return self.round >= self.job.plan.rounds or not np.any(np.asarray(self.carry.status) == RUNNING)
+        return self.round >= self.job.rounds or not np.any(np.asarray(self.carry.status) == RUNNING)
 
     def segment(self, callbacks: Sequence[Callback] = ()) -> None:
         """Some rounds, to the next evaluation or further; how many changes nothing in the result."""
-        plan, first = self.job.plan, self.round
+        job, first = self.job, self.round
         # A first round that starts client by client is a program of its own.
-        last = min((first // plan.every + self.length) * plan.every, plan.rounds) if self.own is None else 1
+        last = min((first // job.every + self.length) * job.every, job.rounds) if self.own is None else 1
         began, before = time.perf_counter(), self.carry
-        carry, found, samples, took = self.job.advance(before, first, last, self.own)
+        carry, found, samples, took = job.advance(before, first, last, self.own)
         status = np.asarray(carry.status)  # waits for the segment
         seconds = time.perf_counter() - began
         self.own = None
-        due = [r for r in range(first + 1, last + 1) if r % plan.every == 0 or r == plan.rounds]
+        due = job.due(first, last)
         # Where every run has ended there is nothing more to record, however long this segment was.
         over = np.flatnonzero(np.all(np.asarray(found["status"])[:, : len(due)] != RUNNING, axis=0))
         if over.size:
@@ -62,7 +62,7 @@ class Run:
         self.seconds, self.round = self.seconds + seconds, last
         self.carry = self._rewind(before, carry, first) if np.any(status == EXPLODED) else carry
         self.length = int(
-            np.clip(self.length * SEGMENT_SECONDS / max(seconds, 1e-3), 1, min(2 * self.length, plan.records))
+            np.clip(self.length * SEGMENT_SECONDS / max(seconds, 1e-3), 1, min(2 * self.length, job.plan.records))
         )
         for callback in callbacks:
             for at, round in enumerate(due, start=len(self.records.rounds) - len(due)):
@@ -72,7 +72,7 @@ class Run:
         """Runs whose objective exploded go back to their last good evaluation, by running up to it again."""
         fresh = (np.asarray(carry.status) == EXPLODED) & (np.asarray(before.status) == RUNNING)
         for bad in np.unique(np.asarray(carry.bad_round)[fresh]):
-            good = max(first, (int(bad) - 1) // self.job.plan.every * self.job.plan.every)
+            good = max(first, (int(bad) - 1) // self.job.every * self.job.every)
             again = self.job.advance(before, first, good)[0] if good > first else before
             chosen = fresh & (np.asarray(carry.bad_round) == bad)
             pick = lambda a, b, chosen=chosen: np.where(chosen.reshape((-1,) + (1,) * (a.ndim - 1)), a, b)

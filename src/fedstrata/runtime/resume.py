@@ -32,7 +32,7 @@ def config_of(
         "start": describe([np.asarray(leaf) for leaf in jax.tree.leaves(job.x0)]),
         **{k: describe(v) for k, v in options.items() if k not in skip},
         "axes": job.axes,
-        "every": job.plan.every,
+        "every": job.every,
         "execution": job.plan.execution,
         "jax": jax.__version__,
         "device": jax.default_backend(),

@@ -68,9 +68,7 @@ def prepare(
     all_x0, keys = repeat_runs(points, listed, int(np.prod([len(v) for v in axes.values()])))
     every = evaluate_every or max(1, -(-rounds // 100))
     plan = Plan(
-        rounds=int(rounds),
-        every=int(every),
-        records=min(RECORDS, -(-rounds // every)),
+        records=8 if per_client else RECORDS,
         stationarity=stationarity,
         per_client=per_client,
         select=select,
@@ -78,7 +76,7 @@ def prepare(
         patience=patience,
         explosion=float(explosion),
     )
-    job = Job(world, plan, values, rest, all_x0, keys, axes, ledger_of(world, algorithm, x0))
+    job = Job(world, plan, values, rest, all_x0, keys, axes, ledger_of(world, algorithm, x0), int(rounds), int(every))
     if select is not None:
         columns = jax.eval_shape(lambda: measure(world, algorithm, plan._replace(select=None), _shared(job))[1])
         if select not in columns:
@@ -129,7 +127,7 @@ def run(
             )
     name = label or type(algorithm).__name__
     compile_seconds = time.perf_counter() - began + state.compile()
-    with Progress(job.plan.rounds, name, start=state.round, quiet=not progress) as bar:
+    with Progress(job.rounds, name, start=state.round, quiet=not progress) as bar:
         saved = time.perf_counter()
         while not state.finished():
             state.segment(callbacks)

@@ -35,7 +35,7 @@ class ClientSight:
         for field in state._fields:
             old, new = getattr(state, field), getattr(out, field)
             if isinstance(new, Hidden):
-                values[field] = old
+                values[field] = old if new == Hidden(self.reasons.get(field, "")) else new._refuse()
                 continue
             if field in self.reasons and field not in self.writable:
                 raise NotVisible(f"{self.reasons[field]}, nor write it (in {where})")

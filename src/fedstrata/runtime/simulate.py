@@ -40,10 +40,8 @@ class World(eqx.Module):
 
 
 class Plan(NamedTuple):
-    """The static part of a run."""
+    """The static part of a run: what another value of would make another program."""
 
-    rounds: int
-    every: int  # rounds between evaluations
     records: int  # evaluations that one segment may hold
     execution: Execution = "vmap"
     stationarity: bool = True
@@ -52,6 +50,18 @@ class Plan(NamedTuple):
     sign: int = -1  # +1: the larger the better
     patience: int | None = None  # evaluations without improvement before a run stops
     explosion: float = 1e6  # an objective that grew by this factor counts as diverged
+
+
+class Span(NamedTuple):
+    """Which rounds a segment runs, and when it evaluates: all traced, so none of it recompiles."""
+
+    first: Array
+    last: Array
+    every: Array
+    rounds: Array  # of the whole run: its last round is always evaluated
+
+    def due(self, done: Array) -> Array:
+        return (done % self.every == 0) | (done == self.rounds)
 
 
 class Carry(NamedTuple):
@@ -174,11 +184,10 @@ def advance(
     x0: Vector,
     key: PRNGKeyArray,
     carry: Carry,
-    first: Array,
-    last: Array,
+    span: Span,
     own: Any = None,
 ) -> tuple[Carry, dict[str, Array], Array, Array]:
-    """Rounds first … last−1. Returns what was recorded on the way, and the totals of (examples, clients) after."""
+    """Rounds span.first … span.last − 1. Returns what was recorded on the way, and the totals of (examples, clients) after."""
     shapes = jax.eval_shape(lambda c: measure(world, algorithm, plan, c.shared)[1], carry)
     blank = lambda s: jnp.full((plan.records, *s.shape), jnp.nan, s.dtype)
     counts = {name: jnp.zeros((plan.records,), jnp.int32) for name in ("samples", "took", "status")}
@@ -197,12 +206,14 @@ def advance(
             found |= {"samples": samples, "took": took, "status": judged.status}
             return judged, {n: records[n].at[at].set(v) for n, v in found.items()}
 
-        due = ((round + 1) % plan.every == 0) | (round + 1 == plan.rounds)
+        due = span.due(round + 1)
         carry, records = jax.lax.cond(due, record, lambda: (carry, records))
         return carry, records, at + due.astype(jnp.int32), samples, took
 
     zero = jnp.array(0, jnp.int32)
-    carry, records, _, samples, took = jax.lax.fori_loop(first, last, body, (carry, records, zero, zero, zero))
+    carry, records, _, samples, took = jax.lax.fori_loop(
+        span.first, span.last, body, (carry, records, zero, zero, zero)
+    )
     return carry, records, samples, took
 
 

@@ -56,7 +56,9 @@ def tune(
         raise ValueError("tune: the grid is empty; give at least one hyper-parameter and its values")
     split = select.split("/")[0]
     if "/" in select and split not in federation.splits and split != "monitor":
-        raise ValueError(f"tune: select={select!r} needs a split {split!r}; make one with federation.hold_out({split!r})")
+        raise ValueError(
+            f"tune: select={select!r} needs a split {split!r}; make one with federation.hold_out({split!r})"
+        )
     swept = {n: list(v) for n, v in grid.items() if n in reals(algorithm) and not any(callable(x) for x in v)}
     fixed = {n: list(v) for n, v in grid.items() if n not in swept}
     scores: list[tuple[dict[str, Any], float, float]] = []
@@ -71,7 +73,9 @@ def tune(
             scores.append(({**setting, **labels}, float(np.mean(last)), float(np.std(last))))
     good = [s for s in scores if np.isfinite(s[1])]
     if not good:
-        raise ValueError(f"tune: {type(algorithm).__name__} diverged at every setting of {dict(grid)}; try smaller steps")
+        raise ValueError(
+            f"tune: {type(algorithm).__name__} diverged at every setting of {dict(grid)}; try smaller steps"
+        )
     chosen = max(good, key=lambda s: sign(select) * s[1])[0]
     final = final_seeds if not isinstance(final_seeds, int) else range(FRESH, FRESH + final_seeds)
     if {*seed_list(seeds)} & {*final}:

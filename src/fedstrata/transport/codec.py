@@ -3,11 +3,14 @@
 import json
 import struct
 from collections.abc import Mapping
+from operator import index
 from typing import Any
 
 import jax
 import ml_dtypes
 import numpy as np
+
+from fedstrata.memory import Pool
 
 MAGIC = b"FSM1"
 DTYPES = {
@@ -72,9 +75,9 @@ def decode(message: bytes) -> dict[str, np.ndarray]:
     length = struct.unpack_from("<I", message, 4)[0]
     try:
         header = [
-            (str(n), DTYPES[d], tuple(int(k) for k in shape)) for n, d, shape in json.loads(message[8 : 8 + length])
+            (str(n), DTYPES[d], tuple(index(k) for k in shape)) for n, d, shape in json.loads(message[8 : 8 + length])
         ]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"message: unreadable header ({error!r})") from None
     if any(k < 0 for _, _, shape in header for k in shape) or len({n for n, _, _ in header}) != len(header):
         raise ValueError("message: negative shape or repeated name in the header")
@@ -86,3 +89,9 @@ def decode(message: bytes) -> dict[str, np.ndarray]:
         out[name] = np.frombuffer(message, dtype, count=size // dtype.itemsize, offset=at).reshape(shape)
         at += size
     return out
+
+
+def message(fields: Mapping[str, Any]) -> bytes:
+    """The fields of a state as they travel; of a pool, its rows (who wrote them is known from their order)."""
+    values = {name: value.rows if isinstance(value, Pool) else value for name, value in fields.items()}
+    return encode({path: array for name, value in values.items() for path, array in named_arrays(value, name).items()})

@@ -1,0 +1,96 @@
+"""Show, fetch or check data sets.
+
+Files are looked for in $FEDSTRATA_DATA, then in the user's cache ($FEDSTRATA_CACHE moves it); `fetch` downloads what
+is missing from its official address into the cache. Every file has a checksum.
+
+examples:
+  fedstrata data list               every set: where its files are, sizes, licences
+  fedstrata data fetch mnist        make sure that its files are here and intact
+  fedstrata data check              compute every checksum
+"""
+
+import argparse
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from fedstrata.commands.output import print_json, print_table
+from fedstrata.commands.parsing import Mistake, json_option
+from fedstrata.errors import unknown
+
+if TYPE_CHECKING:
+    from fedstrata.data.sources.store import Status
+
+_ACTIONS = ("list", "fetch", "check")
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("action", metavar="ACTION", help="list, fetch or check")
+    parser.add_argument("name", nargs="?", metavar="NAME", help="a data set; `fetch` needs one")
+    sets = '{"sets": [{"name", "title", "origin", "licence", "built_in"}], "files": FILES} for list'
+    files = 'FILES = [{"source", "file", "where" (a path or "missing"), "size", "checksum" (ok, bad, unchecked)}]'
+    json_option(parser, f'{sets}, {{"files": FILES}} otherwise; {files}')
+
+
+def execute(options: argparse.Namespace) -> int:
+    from fedstrata.data.sources import available, store
+
+    if options.action not in _ACTIONS:
+        raise unknown("action of `fedstrata data`:", options.action, _ACTIONS)
+    if options.name is not None and options.name not in available():
+        raise unknown("data set", options.name, available())
+    if options.action == "fetch" and options.name is None:
+        raise Mistake("fetch needs the name of a data set; `fedstrata data list` shows them")
+    with_files = {row.source for row in store.status()}
+    if options.name is not None and options.name not in with_files:
+        if options.action == "list":
+            return _list(options)
+        return _show(options, [], f"{options.name} comes with scikit-learn: there is nothing to {options.action}.")
+    if options.action == "list":
+        return _list(options)
+    rows = store.fetch(options.name) if options.action == "fetch" else store.check(options.name)
+    return _show(options, rows, "")
+
+
+def _list(options: argparse.Namespace) -> int:
+    from fedstrata.data.sources import available, store
+    from fedstrata.report.format import human_bytes
+
+    rows = [row for row in store.status() if options.name in (None, row.source)]
+    files = lambda name: [row for row in rows if row.source == name]
+    chosen = [s for s in available().values() if options.name in (None, s.name)]
+    if options.json:
+        built_in = lambda s: not files(s.name)
+        about = lambda s: {"name": s.name, "title": s.title, "origin": s.origin, "licence": s.licence}
+        print_json({"sets": [{**about(s), "built_in": built_in(s)} for s in chosen], "files": _plain(rows)})
+        return 0
+    size = lambda name: human_bytes(sum(row.size for row in files(name))) if files(name) else "–"
+    table = [[s.name, size(s.name), _where(files(s.name)), s.licence, s.title] for s in chosen]
+    print_table("Data sets", ["name", ">size", "files", "licence", "what"], table)
+    return 0
+
+
+def _where(rows: "Sequence[Status]") -> str:
+    if not rows:
+        return "built in"
+    here = [row for row in rows if row.where != "missing"]
+    return "here" if len(here) == len(rows) else f"{len(here)} of {len(rows)} here" if here else "missing"
+
+
+def _show(options: argparse.Namespace, rows: "Sequence[Status]", note: str) -> int:
+    from fedstrata.report.format import human_bytes
+
+    if options.json:
+        print_json({"files": _plain(rows)})
+    elif note:
+        print(note)
+    else:
+        table = [[f"{r.source}/{r.file}", human_bytes(r.size), r.checksum, r.where] for r in rows]
+        print_table("Files", ["file", ">size", "checksum", "where"], table)
+    bad = [row for row in rows if row.checksum == "bad"]
+    if bad and not options.json:
+        print(f"{len(bad)} damaged: delete them and `fedstrata data fetch` again, or replace them by intact copies.")
+    return 1 if bad else 0
+
+
+def _plain(rows: "Sequence[Status]") -> list[dict[str, Any]]:
+    return [row._asdict() for row in rows]

@@ -1,0 +1,94 @@
+"""Explain an algorithm: its update, hyper-parameters, what it sends, what that reveals, its paper and caveats.
+
+examples:
+  fedstrata explain FedAvg
+  fedstrata explain Scaffold --parameters 1663370 --cohort 10
+  fedstrata explain FedAdam --json
+"""
+
+import argparse
+from typing import Any
+
+from fedstrata.commands.output import console, print_json, print_table
+from fedstrata.commands.parsing import json_option, whole
+from fedstrata.errors import unknown
+
+_SHAPE = (
+    '{"name", "summary", "update": [lines], "hyperparameters": [{"name", "meaning", "type", "range", "default"}], '
+    '"state": [{"field", "placement", "reveals"}], "traffic": {"parameters", "cohort", "up_bytes", "down_bytes" (per '
+    'client and round), "fields": [{"field", "placement", "direction", "bytes"}]}, "convergence", '
+    '"paper": {"key", "where", "citation", "link"}}'
+)
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("algorithm", metavar="ALGORITHM", help="a name from `fedstrata list algorithms`")
+    size = "numbers in the model, for counting bytes (default: 25450, an MLP 784-32-10)"
+    parser.add_argument("--parameters", "--size", type=whole(1), default=25450, metavar="D", help=size)
+    parser.add_argument("--cohort", type=whole(1), default=10, metavar="M", help="clients per round (default: 10)")
+    json_option(parser, _SHAPE)
+
+
+def execute(options: argparse.Namespace) -> int:
+    from fedstrata.algorithms import known
+    from fedstrata.commands.explanation import explain
+
+    if options.algorithm not in known():
+        raise unknown("algorithm", options.algorithm, known())
+    about = explain(known()[options.algorithm], options.parameters, options.cohort)
+    print_json(about) if options.json else show(about)
+    return 0
+
+
+def show(about: dict[str, Any]) -> None:
+    out = console()
+    out.print(f"\n{about['name']}: {about['summary']}", style="bold")
+    out.print("\nUpdate", style="bold")
+    for line in about["update"]:
+        out.print(f"  {line}")
+    out.print()
+    rows = [[h["name"], h["range"] or "–", _default(h), h["meaning"]] for h in about["hyperparameters"]]
+    print_table("Hyper-parameters (--set NAME=VALUE)", ["name", "range", "default", "meaning"], rows)
+    _show_traffic(about)
+    out.print("Converges to, and caveats", style="bold")
+    out.print(f"  {about['convergence'] or 'not stated'}\n")
+    paper = about["paper"]
+    out.print("Paper", style="bold")
+    where = f" {paper['where'][:1].upper()}{paper['where'][1:]}." if paper["where"] else ""
+    out.print(
+        f"  {paper['citation'] or paper['key'] or 'not stated'}{where}" + (f" {paper['link']}" if paper["link"] else "")
+    )
+    out.print()
+
+
+def _show_traffic(about: dict[str, Any]) -> None:
+    from fedstrata.report.format import human_bytes
+
+    out, traffic = console(), about["traffic"]
+    if not about["state"]:
+        out.print("What travels", style="bold")
+        out.print("  nothing: it runs on the pooled data of all clients, so everything was revealed beforehand\n")
+        return
+    sent: dict[tuple[str, str], int] = {}
+    for row in traffic["fields"] if traffic else []:
+        key = row["field"], row["direction"]
+        sent[key] = sent.get(key, 0) + row["bytes"]
+    size = lambda *key: human_bytes(sent[key]) if key in sent else "–"
+    rows = [
+        [s["field"], s["placement"], size(s["field"], "up"), size(s["field"], "down"), s["reveals"]]
+        for s in about["state"]
+    ]
+    print_table("What travels, and what that reveals", ["field", "placement", ">up", ">down", "reveals"], rows)
+    if traffic is None:
+        out.print("  bytes depend on the problem: see `fedstrata run EXPERIMENT --dry-run`\n")
+        return
+    up, down, cohort = traffic["up_bytes"], traffic["down_bytes"], traffic["cohort"]
+    out.print(
+        f"  per client and round, {traffic['parameters']:,} float32 parameters: {human_bytes(up)} up, "
+        f"{human_bytes(down)} down; a cohort of {cohort}: {human_bytes(cohort * (up + down))} a round"
+    )
+    out.print("  models, changes and gradients can give away training examples (zhu2019); nothing here adds noise\n")
+
+
+def _default(entry: dict[str, Any]) -> str:
+    return "needed" if entry["default"] is None else str(entry["default"])

@@ -1,0 +1,83 @@
+"""The output folder of a run: what may be written where, and what a later --resume or --force finds."""
+
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedstrata import __version__
+from fedstrata.commands.parsing import Mistake
+from fedstrata.report.files import replacing
+
+CONFIG = "config.json"
+CHECKPOINTS = "checkpoints"
+
+
+class Folder:
+    """One run's folder. Nothing in it is touched before `begin`."""
+
+    def __init__(self, path: str | os.PathLike[str], *, resume: bool, force: bool):
+        self.path, self.resume = Path(path), resume
+        if self.path.exists() and not self.path.is_dir():
+            raise Mistake(f"--out {self.path}: this is a file; name a folder")
+        self.saved = self._read_config()
+        filled = self.path.is_dir() and any(self.path.iterdir())
+        if filled and resume and self.saved is None:
+            raise Mistake(f"--resume: {self.path} does not hold a run ({CONFIG} is missing); choose the folder of one")
+        if filled and not resume and not force:
+            raise Mistake(
+                f"--out {self.path} is not empty; --resume goes on with the run in it, --force replaces that run, "
+                "or name another folder"
+            )
+        self._check_writable()
+
+    def _read_config(self) -> dict[str, Any] | None:
+        try:
+            content = json.loads((self.path / CONFIG).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+        return content if isinstance(content, dict) and "fedstrata" in content else None
+
+    def _check_writable(self) -> None:
+        """Try it in the nearest folder that exists, so that a refused command leaves nothing behind."""
+        here = next(p for p in [self.path.absolute(), *self.path.absolute().parents] if p.exists())
+        probe = here / f".fedstrata-{os.getpid()}"
+        try:
+            probe.write_bytes(b"")
+            probe.unlink()
+        except OSError as error:
+            raise Mistake(
+                f"--out {self.path}: cannot write to {here} ({error.strerror}); name another folder"
+            ) from None
+
+    def begin(self, settings: Mapping[str, Any], files: Sequence[str]) -> None:
+        """Check that a resumed run is the same run, clear what a forced one replaces, and write the configuration."""
+        if self.resume and self.saved is not None:
+            from fedstrata.runtime.checkpoint import difference
+
+            free = lambda s: {k: v for k, v in s.items() if k != "rounds"}  # a run may be made longer
+            if changed := difference(free(self.saved["settings"]), free(settings)):
+                raise Mistake(
+                    f"--resume: the run in {self.path} has other settings:\n  " + "\n  ".join(changed) + "\n"
+                    "repeat them, or start a new run in another folder"
+                )
+        elif self.saved is not None:
+            self._clear(self.saved)
+        content = {"fedstrata": __version__, "settings": dict(settings), "files": list(files)}
+        self.write(CONFIG, json.dumps(content, indent=2) + "\n")
+
+    def _clear(self, saved: Mapping[str, Any]) -> None:
+        """Remove what the earlier run wrote, and nothing else that lies here."""
+        for name in saved.get("files", []):
+            if Path(name).name == name:
+                (self.path / name).unlink(missing_ok=True)
+        shutil.rmtree(self.path / CHECKPOINTS, ignore_errors=True)
+
+    def checkpoint(self, label: str) -> Path:
+        return self.path / CHECKPOINTS / label
+
+    def write(self, name: str, text: str) -> None:
+        with replacing(self.path / name) as temporary:
+            temporary.write_text(text, encoding="utf-8")

@@ -1,0 +1,79 @@
+"""Run an experiment: compare methods on a federation, with a table, pictures and trained models.
+
+examples:
+  fedstrata run digits                                          the experiment's methods; prints the table
+  fedstrata run digits --out out/digits                         also writes histories, table, picture, models
+  fedstrata run digits --algorithm FedAvg --set step_size=0.1 --rounds 50
+  fedstrata run digits --algorithm FedAvg --sweep step_size=0.01,0.1,1 --seeds 5    one program for all 15 runs
+  fedstrata run digits --data alpha=0.1 --cohort 5              more skew, five clients a round
+  fedstrata run digits --out out/digits --resume                go on after an interruption, with the same result
+  fedstrata run mnist --dry-run                                 memory, traffic and time, without running
+
+In --out: METHOD.jsonl (history), METHOD.npz (model, for fs.load_model), table.md, table.json, picture.png,
+config.json and checkpoints/. Exit code 3: a method diverged (the others finished).
+"""
+
+import argparse
+
+
+from fedstrata.commands.parsing import Mistake, assignments, batch, json_option, numbers, seeds, typed_all, whole
+
+_SHAPE = (
+    '{"experiment", "settings", "table": {"columns", "rows": [{"label", "setting", "seeds", "values": {COLUMN: {"mean", '
+    '"std", "best"}}}]}, "diverged": [notes], "out", "files"}; with --dry-run {"experiment", "methods": [{"method", '
+    '"memory_bytes", "up_bytes", "down_bytes", "seconds", "compile_seconds", "execution", "why"}]}'
+)
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("experiment", metavar="EXPERIMENT", help="a name from `fedstrata list experiments`")
+    add(
+        "--algorithm", action="append", metavar="A", help="a method to run; may be repeated (default: the experiment's)"
+    )
+    values = "a hyper-parameter of every method that has it, or METHOD.NAME=VALUE; may be repeated"
+    add("--set", action="append", default=[], metavar="NAME=VALUE", help=values)
+    add("--sweep", action="append", default=[], metavar="NAME=V1,V2", help="run all these values in one program")
+    add("--data", action="append", default=[], metavar="NAME=VALUE", help="how the data are made, e.g. clients=50")
+    add("--rounds", type=whole(1), metavar="N", help="communication rounds")
+    add("--seeds", type=seeds, metavar="K", help="how many seeds, or which (4,5,6)")
+    add("--cohort", type=whole(1), metavar="M", help="clients that take part in a round, drawn at random")
+    add("--batch-size", type=batch, metavar="B", help="examples per client and local step, or all")
+    add("--local-steps", type=whole(1), metavar="Q", help="the same as --set local_steps=Q")
+    add("--out", metavar="DIR", help="folder for everything the run leaves")
+    add("--resume", action="store_true", help="go on with the run in --out, or begin it")
+    add("--force", action="store_true", help="replace the run in --out")
+    add("--dry-run", action="store_true", help="estimate memory, traffic and time, and run nothing")
+    add(
+        "--no-cache",
+        action="store_true",
+        help="compile afresh, instead of keeping compiled programs in the user's cache",
+    )
+    add("--quiet", action="store_true", help="no progress bar")
+    json_option(parser, _SHAPE)
+
+
+def execute(options: argparse.Namespace) -> int:
+    from fedstrata import experiments
+    from fedstrata.commands.folder import Folder
+
+    experiment = experiments.get(options.experiment)
+    words = assignments(options.set, "--set")
+    if options.local_steps is not None:
+        words = assignments([*options.set, f"local_steps={options.local_steps}"], "--set")
+    sweep = {k: numbers(v, f"--sweep {k}") for k, v in assignments(options.sweep, "--sweep").items()}
+    data = assignments(options.data, "--data")
+    data = typed_all(data, experiment.options(), "--data", f"data option of {experiment.name}")
+    if both := sorted(words.keys() & sweep.keys()):
+        raise Mistake(f"{both[0]} is both set and swept; choose one of --set and --sweep")
+    if options.resume and options.force:
+        raise Mistake("--resume goes on with a run and --force replaces it; choose one")
+    if options.out is None and (options.resume or options.force):
+        raise Mistake(f"--{'resume' if options.resume else 'force'} needs --out, the folder of the run")
+    folder = None if options.out is None else Folder(options.out, resume=options.resume, force=options.force)
+
+    from fedstrata.commands import running  # from here on everything needs JAX
+
+    running.configure(cache=not options.no_cache)
+    plan = running.Plan.of(experiment, options, words, sweep, data)
+    return running.estimate(plan, options.json) if options.dry_run else running.run(plan, folder, options)

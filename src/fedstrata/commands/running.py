@@ -1,0 +1,165 @@
+"""What `fedstrata run` does once its options are read: methods one after another, then what they leave."""
+
+import argparse
+import json
+import sys
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from fedstrata.algorithm import Algorithm, hyperparameters
+from fedstrata.commands import methods
+from fedstrata.commands.folder import Folder
+from fedstrata.commands.output import console, print_json, print_table
+from fedstrata.experiments import Experiment, Setup
+from fedstrata.report import Comparison, compare
+from fedstrata.runtime.describe import describe
+from fedstrata.runtime.execution import cache_folder
+from fedstrata.runtime.result import DivergenceWarning, Result
+from fedstrata.runtime.run import run as simulate
+
+
+def configure(cache: bool) -> None:
+    """Keep compiled programs, however small and quick: a second start then compiles nothing."""
+    if cache:
+        jax.config.update("jax_compilation_cache_dir", str(cache_folder() / "jax"))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+class Plan(NamedTuple):
+    """What is to be run: checked, and nothing run yet."""
+
+    experiment: Experiment
+    methods: dict[str, tuple[Algorithm, dict[str, list[float]]]]
+    setup: Setup
+    given: dict[str, Any]  # options of `fs.run` that differ from the experiment's
+    data: dict[str, Any]
+
+    @classmethod
+    def of(
+        cls,
+        experiment: Experiment,
+        options: argparse.Namespace,
+        words: Mapping[str, str],
+        sweep: Mapping[str, list[float]],
+        data: dict[str, Any],
+    ) -> "Plan":
+        named = methods.chosen(experiment, options.algorithm, words, sweep)
+        given = {k: getattr(options, k) for k in ("rounds", "seeds", "cohort", "batch_size")}
+        return cls(experiment, named, experiment.build(**data), given, data)
+
+    def options(self, name: str) -> dict[str, Any]:
+        """The options of `fs.run` for one method."""
+        algorithm, sweep = self.methods[name]
+        return self.experiment.run_options(algorithm, self.setup, **self.given, sweep=sweep or None)
+
+    def settings(self) -> dict[str, Any]:
+        """Everything that decides the result, as plain JSON."""
+        own = self.experiment
+        shared = {k: getattr(own, k) if v is None else v for k, v in self.given.items()}
+        values = {n: describe(hyperparameters(a)) | s for n, (a, s) in self.methods.items()}
+        return json.loads(json.dumps({"experiment": own.name, **shared, "data": self.data, "methods": values}))
+
+
+def estimate(plan: Plan, as_json: bool) -> int:
+    """Memory, traffic and time of every method, without running any."""
+    from fedstrata.report.format import human_bytes, human_seconds
+    from fedstrata.runtime.estimate import estimate as guess
+
+    fields = ("memory_bytes", "up_bytes", "down_bytes", "seconds", "compile_seconds", "execution", "why")
+    rows = []
+    for name, (algorithm, _) in plan.methods.items():
+        found = guess(plan.setup.problem, algorithm, plan.setup.federation, **plan.options(name))
+        rows.append({"method": name, **{field: getattr(found, field) for field in fields}})
+    if as_json:
+        print_json({"experiment": plan.experiment.name, "methods": rows})
+        return 0
+    size, time = human_bytes, human_seconds
+    show = lambda r: [size(r["memory_bytes"]), size(r["up_bytes"]), size(r["down_bytes"]), time(r["compile_seconds"])]
+    table = [[r["method"], *show(r), time(r["seconds"]), f"{r['execution']}: {r['why']}"] for r in rows]
+    columns = ["method", ">memory", ">up", ">down", ">compile", ">run", "clients by"]
+    print_table(f"{plan.experiment.name}: estimates, nothing was run", columns, table)
+    return 0
+
+
+def run(plan: Plan, folder: Folder | None, options: argparse.Namespace) -> int:
+    """Every method in turn; a diverged one is reported, and the others still run."""
+    if folder is not None:
+        folder.begin(plan.settings(), _files(plan))
+    results = {}
+    for name, (algorithm, _) in plan.methods.items():
+        extra: dict[str, Any] = {"label": name, "progress": not options.quiet}
+        if folder is not None:
+            extra |= {"checkpoint": folder.checkpoint(name), "resume": folder.resume}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DivergenceWarning)  # told below, in a line of its own
+            results[name] = simulate(
+                plan.setup.problem, algorithm, plan.setup.federation, **plan.options(name), **extra
+            )
+        for note in results[name].notes:
+            print(f"warning: {note}", file=sys.stderr)
+        if folder is not None:
+            _keep(results[name], plan, folder)
+    table = compare(results)
+    if folder is not None:
+        folder.write("table.md", table.markdown())
+        folder.write("table.json", json.dumps(table.json(), indent=2, allow_nan=False) + "\n")
+        _draw(plan, results, folder.path / "picture.png")
+    _tell(plan, results, table, folder, options.json)
+    return 3 if any(result.diverged for result in results.values()) else 0
+
+
+def _files(plan: Plan) -> list[str]:
+    kept = [f"{name}{suffix}" for name in plan.methods for suffix in (".jsonl", ".npz")]
+    return ["config.json", *kept, "table.md", "table.json", "picture.png"]
+
+
+def _keep(result: Result, plan: Plan, folder: Folder) -> None:
+    """History and model of one method: of its best setting, first seed."""
+    from fedstrata.models.saved import save_model
+    from fedstrata.problems.losses import Regression
+
+    result.history.to_jsonl(folder.path / f"{result.label}.jsonl")
+    loss = getattr(plan.setup.problem, "loss", None)
+    model = getattr(loss, "model", None)
+    if model is None:
+        return
+    settings = list(result.history.settings())
+    ends = [float(runs.last("objective")[0]) for _, runs in settings]
+    best = settings[int(np.argmin(np.where(np.isfinite(ends), ends, np.inf)))][0]
+    seed = result.history.seeds[0]
+    about = {"experiment": plan.experiment.name, "algorithm": result.label, "rounds": result.rounds, "seed": seed}
+    about["hyperparameters"] = describe(hyperparameters(result.algorithm)) | best
+    task = "regression" if isinstance(loss, Regression) else "classification"
+    save_model(folder.path / f"{result.label}.npz", model, result.solution(**best, seed=seed), about, task)
+
+
+def _draw(plan: Plan, results: Mapping[str, Result], path: Path) -> None:
+    from fedstrata.experiments.picture import picture
+
+    free = [name for name, (algorithm, _) in plan.methods.items() if algorithm.centralised]
+    clients, seeds = plan.setup.federation.clients, len(next(iter(results.values())).history.seeds)
+    cohort = plan.given["cohort"] or plan.experiment.cohort
+    who = f"{clients} clients" if cohort is None else f"{cohort} of {clients} clients a round"
+    title = f"{plan.experiment.name}: {who}, {seeds} seed{'s' * (seeds > 1)}"
+    picture({n: r.history for n, r in results.items()}, plan.experiment.panels, title, references=free, path=path)
+
+
+def _tell(plan: Plan, results: Mapping[str, Result], table: Comparison, folder: Folder | None, as_json: bool) -> None:
+    notes = [note for result in results.values() for note in result.notes]
+    out = None if folder is None else str(folder.path)
+    if as_json:
+        files = [] if folder is None else _files(plan)
+        about = {"experiment": plan.experiment.name, "settings": plan.settings(), "table": table.json()}
+        print_json({**about, "diverged": notes, "out": out, "files": files})
+        return
+    short = [c for c in (*plan.experiment.panels, "bytes_up", "bytes_down", "seconds") if c in table.columns]
+    console().print(compare(results, short).rich())
+    if out is not None:
+        print(f"in {out}: {', '.join(f for f in _files(plan) if not f.endswith(('.jsonl', '.npz')))}, and for each")
+        print("  method its history (.jsonl: `fedstrata plot`) and model (.npz: `fs.load_model`)")

@@ -1,0 +1,108 @@
+"""The picture of an experiment: each chosen column against megabytes and against rounds, in one figure."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedstrata.report.axes import higher_is_better
+from fedstrata.report.files import replacing
+from fedstrata.report.history import History
+from fedstrata.report.labels import label_ends
+from fedstrata.report.plots import COLOURS, STYLES, Curve, curve
+from fedstrata.report.series import Series, series
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_ACROSS = {"megabytes": "megabytes sent (up + down, all clients)", "round": "communication rounds"}
+
+
+def picture(
+    histories: Mapping[str, History],
+    columns: Sequence[str],
+    title: str,
+    *,
+    references: Sequence[str] = (),
+    path: str | Path | None = None,
+) -> "Figure":
+    """A row of two panels per column; lines are labelled at the right, bands show one deviation over seeds.
+
+    `references` send nothing (centralised methods), so against megabytes only their final level can be drawn.
+    """
+    from matplotlib.figure import Figure
+
+    lines = [line for line in series(histories, "picture") if all(c in line.history.columns for c in columns)]
+    longest = max(len(line.label) for line in lines)
+    height = max(2.9, 0.9 + 0.2 * len(lines))
+    figure = Figure(figsize=(8.6 + 0.075 * longest, 0.6 + height * len(columns)), layout="constrained")
+    figure.suptitle(title, x=0.012, horizontalalignment="left", fontsize=12, fontweight="bold")
+    figure.get_layout_engine().set(hspace=0.06)  # pyright: ignore[reportOptionalMemberAccess]
+    grid: Any = figure.subplots(len(columns), 2, sharey="row", sharex="col", squeeze=False)
+    for row, column in zip(grid, columns, strict=True):
+        for axes, x in zip(row, _ACROSS, strict=True):
+            curves = [curve(line.history, column, x, "std") for line in lines]
+            _panel(axes, lines, curves, column, x, references)
+        row[0].set_ylabel(_name(column))
+    for axes, words in zip(grid[-1], _ACROSS.values(), strict=True):
+        axes.set_xlabel(words)
+    if any(len(line.history.seeds) > 1 for line in lines):
+        figure.supxlabel("bands: one standard deviation over seeds", fontsize=8, color="0.4", x=0.012, ha="left")
+    for row in grid:  # last, because labels are placed within settled limits
+        drawn = row[1].lines[: len(lines)]
+        label_ends(row[1], [(d, _with_fate(line, d)) for line, d in zip(lines, drawn, strict=True)])
+        for line in drawn:
+            line.set_clip_on(True)  # a zoomed panel cuts its curves off
+    if path is not None:
+        with replacing(path) as temporary:
+            figure.savefig(temporary, dpi=160)
+    return figure
+
+
+def _panel(
+    axes: "Axes", lines: Sequence[Series], curves: Sequence[Curve], column: str, x: str, references: Sequence[str]
+) -> None:
+    gain = higher_is_better(column)
+    if not gain and _spans(curves, 30):
+        axes.set_yscale("log", nonpositive="mask")
+    for number, (line, c) in enumerate(zip(lines, curves, strict=True)):
+        colour, style = COLOURS[number % len(COLOURS)], STYLES[number % len(STYLES)]
+        if x == "megabytes" and line.label.split(",")[0] in references:
+            axes.axhline(c.middle[-1], color=colour, linestyle=style, linewidth=1.0, alpha=0.6)
+            words, place = f"{line.label} (sends nothing)", axes.get_yaxis_transform()
+            axes.text(0.02, c.middle[-1], words, color=colour, fontsize=7.5, va="bottom", transform=place)
+            continue
+        axes.plot(c.x, c.middle, color=colour, linestyle=style, linewidth=1.7, label=line.label)
+        if len(line.history.seeds) > 1:
+            low = np.where(c.low > 0, c.low, c.middle / 10) if axes.get_yscale() == "log" else c.low
+            axes.fill_between(c.x, low, c.high, color=colour, alpha=0.15, linewidth=0)
+    if gain:
+        axes.set_ylim(*_zoom(curves))
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.25, linewidth=0.6)
+    axes.margins(x=0.02)
+
+
+def _spans(curves: Sequence[Curve], factor: float) -> bool:
+    values = np.concatenate([c.middle for c in curves])
+    values = values[np.isfinite(values)]
+    return bool(values.size) and values.min() > 0 and values.max() > factor * values.min()
+
+
+def _zoom(curves: Sequence[Curve]) -> tuple[float, float]:
+    """Where gains end up is what differs: the first sixth of the way may start below the frame."""
+    best = max((np.nanmax(c.high) for c in curves if np.isfinite(c.middle).any()), default=1.0)
+    later = [np.nanmin(c.low[len(c.low) // 6 :]) for c in curves if np.isfinite(c.middle[-1])]
+    low = min(later, default=0.0)
+    room = 0.06 * max(best - low, 1e-3)
+    return low - room, best + room
+
+
+def _with_fate(line: Series, drawn: Any) -> str:
+    return line.label if np.isfinite(drawn.get_ydata()[-1]) else f"{line.label} (diverged)"
+
+
+def _name(column: str) -> str:
+    return column.replace("/", " ").replace("_", " ")
