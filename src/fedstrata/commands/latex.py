@@ -13,6 +13,7 @@ _SYMBOLS = {
 }  # fmt: skip
 _SILENT = ("big", "Big", "bigl", "bigr", "left", "right", "textstyle", "displaystyle", "limits")
 _BRACED = r"\{((?:[^{}]|\{[^{}]*\})*)\}"
+_WIDE = "\u2003"  # stands for a wide gap until narrow ones are closed
 _HIGH = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
@@ -29,13 +30,13 @@ def readable(text: str) -> str:
         text = re.sub(rf"\\frac(?:\s*{_BRACED}\s*{_BRACED}|(\d)(\d))", _fraction, text)
     text = re.sub(rf"\\sqrt\s*{_BRACED}", lambda m: "√" + _wrapped(m[1]), text)
     text = re.sub(rf"\\({'|'.join(_SILENT)})(?![A-Za-z])\s*", "", text)
-    text = re.sub(r"\\(?:qquad|quad)(?![A-Za-z])", "   ", text)
+    text = re.sub(r"\\(?:qquad|quad)(?![A-Za-z])", _WIDE, text)
     text = re.sub(r"\\[,;:! ]", " ", text)
     text = re.sub(r"\\([A-Za-z]+|\|)( ?)", _symbol, text)
     text = re.sub(rf"([_^]){_BRACED}", lambda m: m[1] + _wrapped(m[2]), text)
     text = re.sub(r"\^(\d)", lambda m: m[1].translate(_HIGH), text)
     text = re.sub(r"\\([{}])", r"\1", text.replace("$", ""))
-    return re.sub(r"(?<=\S) {2,}(?=\S)", lambda m: "   " if len(m[0]) > 2 else " ", text).strip()
+    return re.sub(rf" *{_WIDE} *", "   ", re.sub(" +", " ", text)).strip()
 
 
 def formulas(docstring: str) -> list[str]:
@@ -45,14 +46,14 @@ def formulas(docstring: str) -> list[str]:
     ['x ← y', 'y ← z']
     """
     blocks = re.findall(r"\$\$(.*?)\$\$", docstring, flags=re.DOTALL)
-    parts = [re.sub(r"\s+", " ", part) for block in blocks for part in re.split(r"\\qquad", block)]
+    parts = [re.sub(r"\s+", " ", part) for block in blocks for part in re.split(r"\\qquad|,\s*\\quad", block)]
     return [readable(part).rstrip(",").strip() for part in parts if part.strip()]
 
 
 def _wrapped(inside: str) -> str:
     """Brackets only where leaving them out would change what is read."""
     inside = inside.strip()
-    return inside if re.fullmatch(r"\w|\\?\w+|\(.*\)", inside) else f"({inside})"
+    return inside if re.fullmatch(r"\\?\w+|\|\w+\||\(.*\)", inside) else f"({inside})"
 
 
 def _fraction(match: re.Match) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import Console
 
-_WIDE = 160  # of a table that goes into a file or a pipe, where nothing has to fit a window
+_WIDE = 120  # of a table that goes into a file or a pipe, where nothing has to fit a window
 
 
 def console(stderr: bool = False) -> "Console":
@@ -16,6 +16,14 @@ def console(stderr: bool = False) -> "Console":
 
     out = Console(stderr=stderr, highlight=False, markup=False, soft_wrap=False)
     return out if out.is_terminal else Console(stderr=stderr, highlight=False, markup=False, width=_WIDE)
+
+
+def paragraph(text: str) -> None:
+    """Prose, indented and at most as wide as one likes to read."""
+    from rich.padding import Padding
+
+    out = console()
+    out.print(Padding(text, (0, 0, 0, 2)), width=min(out.width, 100))
 
 
 def print_json(content: Any) -> None:

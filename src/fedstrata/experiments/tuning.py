@@ -2,54 +2,37 @@
 
     python -m fedstrata.experiments.tuning digits
 
-Every method gets its grid (the same step sizes for all), on seeds that no reported run uses. A fifth of each client's
-training rows is held out; the setting with the lowest mean loss on them after the last round wins.
+Every method gets its grid (the same step sizes for all) and `fs.tune`: a fifth of each client's training rows is held
+out, and the setting with the lowest mean loss on them after the last round wins, on seeds that no reported run uses.
 """
 
 import sys
-from collections.abc import Sequence
-from typing import Any
-
-import numpy as np
+from collections.abc import Iterator, Sequence
 
 from fedstrata.experiments import Experiment, Setup, get
+from fedstrata.runtime.tune import Tuned, tune
 
 SEEDS = (1000, 1001, 1002)
-COLUMN = "valid/loss"
 
 
-def tune(experiment: Experiment, seeds: Sequence[int] = SEEDS, rounds: int | None = None) -> dict[str, dict[str, Any]]:
-    """The best setting of every method that has a grid, and its score."""
+def tuned(experiment: Experiment, rounds: int | None = None) -> Iterator[tuple[str, Tuned]]:
+    """The choice for every method that has a grid, one after another."""
     setup = experiment.build()
-    federation = setup.federation.hold_out("valid", 0.2, seed=1)
-    setup = Setup(setup.problem, federation)
-    out = {}
+    setup = Setup(setup.problem, setup.federation.hold_out("valid", 0.2, seed=1))
     for name, grid in experiment.grids.items():
-        sweep = {key: list(values) for key, values in grid.items()}
-        last = {"rounds": rounds or experiment.rounds, "evaluate_every": rounds or experiment.rounds}
-        only = {"stationarity": False, "evaluate": ["valid"]}
-        result = experiment.run(name, setup, sweep=sweep, seeds=list(seeds), **last, **only)
-        scores = [(float(runs.mean(COLUMN)[-1]), setting) for setting, runs in result.history.settings()]
-        good = [pair for pair in scores if np.isfinite(pair[0])]
-        if not good:
-            raise ValueError(f"tuning {experiment.name}: every setting of {name} diverged; widen its grid downwards")
-        score, setting = min(good, key=lambda pair: pair[0])
-        out[name] = {**setting, COLUMN: score}
-    return out
+        start = {key: values[0] for key, values in grid.items()}
+        algorithm = experiment.algorithm(name, **start)
+        last = rounds or experiment.rounds
+        only_end = {"evaluate_every": last, "stationarity": False, "evaluate": ["valid"]}
+        options = experiment.run_options(algorithm, setup, rounds=last, seeds=list(SEEDS)) | only_end
+        yield name, tune(setup.problem, algorithm, setup.federation, grid, final_seeds=[0], **options)
 
 
 def main(names: Sequence[str]) -> None:
-    import warnings
-
-    from fedstrata.runtime.result import DivergenceWarning
-
-    warnings.simplefilter("ignore", DivergenceWarning)  # the ends of a grid are meant to be too far
     for name in names:
-        experiment = get(name)
-        for method, found in tune(experiment).items():
-            at_end = [k for k, v in experiment.grids[method].items() if found[k] in (v[0], v[-1])]
-            note = f"   (at the end of its grid: {', '.join(at_end)})" if at_end else ""
-            print(f"{name} {method}: {found}{note}")
+        for method, found in tuned(get(name)):
+            edge = f" (at the edge of its grid: {', '.join(found.at_edge)})" if found.at_edge else ""
+            print(f"{name} {method}: {found.chosen}{edge}", flush=True)
 
 
 if __name__ == "__main__":

@@ -42,10 +42,8 @@ class Estimate(NamedTuple):
 
         table = Table(show_header=False, box=None)
         table.add_row("runs", f"{self.runs} × {self.rounds} rounds, {self.cohort} of {self.clients} clients each")
-        table.add_row(
-            "memory",
-            f"{human_bytes(self.memory_bytes)} (data {human_bytes(self.data_bytes)}, state {human_bytes(self.state_bytes)})",
-        )
+        parts = f"data {human_bytes(self.data_bytes)}, state {human_bytes(self.state_bytes)}"
+        table.add_row("memory", f"{human_bytes(self.memory_bytes)} ({parts})")
         table.add_row("traffic", f"{human_bytes(self.up_bytes)} up, {human_bytes(self.down_bytes)} down")
         table.add_row(
             "time", f"{human_seconds(self.seconds)} after {human_seconds(self.compile_seconds)} of compilation"

@@ -187,7 +187,7 @@ def advance(
     span: Span,
     own: Any = None,
 ) -> tuple[Carry, dict[str, Array], Array, Array]:
-    """Rounds span.first … span.last − 1. Returns what was recorded on the way, and the totals of (examples, clients) after."""
+    """The rounds of a span. Returns what was recorded on the way, and how many examples and clients took part."""
     shapes = jax.eval_shape(lambda c: measure(world, algorithm, plan, c.shared)[1], carry)
     blank = lambda s: jnp.full((plan.records, *s.shape), jnp.nan, s.dtype)
     counts = {name: jnp.zeros((plan.records,), jnp.int32) for name in ("samples", "took", "status")}
