@@ -9,7 +9,7 @@ examples:
 import argparse
 from typing import Any
 
-from fedstrata.commands.output import console, print_json, print_table
+from fedstrata.commands.output import console, paragraph, print_json, print_table
 from fedstrata.commands.parsing import json_option, whole
 from fedstrata.errors import unknown
 
@@ -51,13 +51,12 @@ def show(about: dict[str, Any]) -> None:
     print_table("Hyper-parameters (--set NAME=VALUE)", ["name", "range", "default", "meaning"], rows)
     _show_traffic(about)
     out.print("Converges to, and caveats", style="bold")
-    out.print(f"  {about['convergence'] or 'not stated'}\n")
+    paragraph(about["convergence"] or "not stated")
+    out.print()
     paper = about["paper"]
     out.print("Paper", style="bold")
     where = f" {paper['where'][:1].upper()}{paper['where'][1:]}." if paper["where"] else ""
-    out.print(
-        f"  {paper['citation'] or paper['key'] or 'not stated'}{where}" + (f" {paper['link']}" if paper["link"] else "")
-    )
+    paragraph(" ".join(filter(None, [f"{paper['citation'] or paper['key'] or 'not stated'}{where}", paper["link"]])))
     out.print()
 
 
@@ -83,11 +82,12 @@ def _show_traffic(about: dict[str, Any]) -> None:
         out.print("  bytes depend on the problem: see `fedstrata run EXPERIMENT --dry-run`\n")
         return
     up, down, cohort = traffic["up_bytes"], traffic["down_bytes"], traffic["cohort"]
-    out.print(
-        f"  per client and round, {traffic['parameters']:,} float32 parameters: {human_bytes(up)} up, "
+    paragraph(
+        f"per client and round, {traffic['parameters']:,} float32 parameters: {human_bytes(up)} up, "
         f"{human_bytes(down)} down; a cohort of {cohort}: {human_bytes(cohort * (up + down))} a round"
     )
-    out.print("  models, changes and gradients can give away training examples (zhu2019); nothing here adds noise\n")
+    paragraph("models, changes and gradients can give away training examples (zhu2019); nothing here adds noise")
+    out.print()
 
 
 def _default(entry: dict[str, Any]) -> str:

@@ -58,6 +58,8 @@ def _meaning(cls: type, name: str) -> str:
         label = rf"(?:\b(?:{'|'.join(map(re.escape, fields))})\b(?:, )?)+: " if fields else None
         if label is None or name not in fields:
             continue
+        if f"`{name}` is not used" in doc:
+            return "not used"
         for part in re.finditer(rf"({label})(.*?)(?={label}|Converges|`optimizer` is|>>>|Reference:|$)", doc):
             if name in re.findall(r"\w+", part[1]):
                 return readable(part[2]).strip().rstrip(".")

@@ -15,10 +15,11 @@ if TYPE_CHECKING:
 def chosen(
     experiment: "Experiment", names: Sequence[str] | None, words: Mapping[str, str], sweep: Mapping[str, list[float]]
 ) -> dict[str, tuple["Algorithm", dict[str, list[float]]]]:
-    """Each method with the part of the sweep that concerns it. All names, types and ranges are checked here.
+    """Each method with the part of the sweep that concerns it. Names and types are checked here.
 
     A word `step_size=0.1` sets every method that has a step_size, `FedAvg.step_size=0.1` only that of FedAvg.
     """
+    from fedstrata.algorithm import reals
     from fedstrata.algorithms import known
 
     names = list(names or experiment.methods)
@@ -33,9 +34,8 @@ def chosen(
         kinds = get_type_hints(known()[name])
         mine = {key: typed(value, kinds[key], f"--set {key}") for key, value in _concerning(name, words).items()}
         swept = _concerning(name, sweep)
-        first = {key: values[0] for key, values in swept.items()}  # a swept parameter needs no other value
+        first = {key: v[0] for key, v in swept.items() if key in reals(known()[name])}  # needs no other value then
         algorithm = experiment.algorithm(name, **{**mine, **first})
-        _check_sweep(algorithm, swept)
         methods[name] = algorithm, swept
     return methods
 
@@ -64,12 +64,3 @@ def _check_names(options: Mapping[str, Mapping[str, Any]], classes: Mapping[str,
             if (field if dot else key) not in fields:
                 names = ", ".join(cls.__name__ for cls in concerned)
                 raise unknown(f"hyper-parameter of {names} in {option}:", field if dot else key, fields)
-
-
-def _check_sweep(algorithm: "Algorithm", sweep: Mapping[str, list[float]]) -> None:
-    """Refuse a value that is out of range now, not when this method's turn comes."""
-    import jax.numpy as jnp
-
-    from fedstrata.runtime.job import spread
-
-    spread(algorithm, sweep, [0], jnp.float32)

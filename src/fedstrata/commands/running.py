@@ -20,6 +20,7 @@ from fedstrata.report import Comparison, compare
 from fedstrata.runtime.describe import describe
 from fedstrata.runtime.execution import cache_folder
 from fedstrata.runtime.result import DivergenceWarning, Result
+from fedstrata.runtime.run import prepare
 from fedstrata.runtime.run import run as simulate
 
 
@@ -51,7 +52,10 @@ class Plan(NamedTuple):
     ) -> "Plan":
         named = methods.chosen(experiment, options.algorithm, words, sweep)
         given = {k: getattr(options, k) for k in ("rounds", "seeds", "cohort", "batch_size")}
-        return cls(experiment, named, experiment.build(**data), given, data)
+        plan = cls(experiment, named, experiment.build(**data), given, data)
+        for name, (algorithm, _) in named.items():  # what the last method would refuse is refused before the first
+            prepare(plan.setup.problem, algorithm, plan.setup.federation, **plan.options(name), execution="vmap")
+        return plan
 
     def options(self, name: str) -> dict[str, Any]:
         """The options of `fs.run` for one method."""

@@ -83,6 +83,11 @@ class Run:
             carry = carry._replace(shared=shared, local=local)
         return carry
 
+    def objective(self) -> float | None:
+        """The mean objective of the runs that are still well."""
+        values = self.records.latest("objective")
+        return float(values[np.isfinite(values)].mean()) if np.isfinite(values).any() else None
+
     def bytes_sent(self) -> float:
         took = float(np.mean(self.records.totals["took"]))
         return took * (self.job.ledger.up + self.job.ledger.total("down", self.rejoining))
@@ -134,6 +139,7 @@ class Run:
         local = [f for f in shared._fields if isinstance(getattr(shared, f), Hidden)]
         who = f"{label} ({where}) diverged"
         if not fields:
-            return f"{who}: its objective had exploded at round {round}; the state of the last good evaluation was kept"
+            what = f"its objective had exploded or was not finite at round {round}"
+            return f"{who}: {what}; the state of the last good evaluation was kept"
         sides = ", ".join(f"{f!r} (Local)" if f in local else repr(f) for f in fields)
         return f"{who} in round {round}: not finite: {sides}; the state of round {round - 1} was kept"

@@ -131,8 +131,7 @@ def run(
         saved = time.perf_counter()
         while not state.finished():
             state.segment(callbacks)
-            sent = state.bytes_sent()
-            bar.update(state.round, float(np.nanmean(state.records.latest("objective"))), sent)
+            bar.update(state.round, state.objective(), state.bytes_sent())
             if store and (state.finished() or time.perf_counter() - saved > checkpoint_every):
                 try:
                     store.save(state.round, state.arrays(), config)

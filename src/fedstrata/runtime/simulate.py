@@ -229,7 +229,7 @@ def _examples_seen(world: World, algorithm: Algorithm, stacked: Any, present: Ar
     for phase in algorithm.phases(world.problem):
         steps = jnp.arange(phase.steps, dtype=jnp.int32)
         for split in world.problem.streams.values():
-            seen = world.sampler.seen(steps[:, None], stacked.counts[split])
+            seen = world.sampler.seen(steps[:, None], stacked.counts[split][None, :])
             whole = world.sampler.rows(world.flat[split].capacity)
             rows = (
                 whole * phase.steps

@@ -1,0 +1,168 @@
+"""Nothing is lost: killed runs go on to the bit, damaged checkpoints fall back, other settings are refused."""
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fedstrata as fs
+from fedstrata.runtime.checkpoint import Checkpoints
+from references import least_squares, squared_error
+from toys import OwnStarts, Scores, Visits
+
+TASK = least_squares(seed=2)
+X = np.zeros(3)
+
+
+def run(algorithm=None, federation=TASK.federation, problem=TASK.problem, **options):
+    settings = {"rounds": 6, "batch_size": 2, "params": X, "cohort": 3, "evaluate_every": 1, "checkpoint_every": 0.0}
+    return fs.run(problem, algorithm or fs.Scaffold(0.05, 3), federation, **{**settings, **options})
+
+
+class Killed(Exception):
+    pass
+
+
+def kill_at(round):
+    def callback(now, row):
+        if now == round:
+            raise Killed
+
+    return callback
+
+
+SCRIPT = """
+    import sys, numpy as np
+    sys.path.insert(0, {tests!r})
+    import conftest, fedstrata as fs
+    from references import least_squares
+    task = least_squares(seed=2)
+    slow = lambda round, row: __import__("time").sleep({pause})
+    result = fs.run(task.problem, fs.Scaffold(0.05, 3), task.federation, rounds=40, batch_size=2, cohort=3, params=np.zeros(3),
+                    evaluate_every=1, seeds=2, checkpoint={folder!r}, checkpoint_every=0.0, resume=True, callbacks=[slow])
+    np.savez({out!r}, x=result.solutions.tree, objective=result.history["objective"], c=result.local["c_i"].tree)
+"""
+
+
+def test_kill_9_at_any_moment_and_resume(tmp_path):
+    """A real process, really killed: three times, at moments of the clock's choosing."""
+    folder = tmp_path / "checkpoints"
+    script = lambda pause, out: textwrap.dedent(SCRIPT).format(
+        tests=str(Path(__file__).parents[1]), pause=pause, folder=str(folder), out=str(out)
+    )
+    whole = run(rounds=40, seeds=2, checkpoint_every=1e9)
+    for kills in range(3):
+        process = subprocess.Popen([sys.executable, "-c", script(0.02, tmp_path / "never.npz")])
+        began, seen = time.monotonic(), Checkpoints(folder).rounds()
+        while Checkpoints(folder).rounds() == seen and time.monotonic() - began < 90:
+            time.sleep(0.01)
+        time.sleep(0.013 * kills)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+    assert 0 < Checkpoints(folder).rounds()[-1] < 40
+    subprocess.run([sys.executable, "-c", script(0.0, tmp_path / "end.npz")], check=True)
+    end = np.load(tmp_path / "end.npz")
+    np.testing.assert_array_equal(end["x"], whole.solutions.tree)
+    np.testing.assert_array_equal(end["c"], whole.local["c_i"].tree)
+    np.testing.assert_array_equal(end["objective"], whole.history["objective"])
+
+
+@pytest.mark.parametrize("algorithm", [OwnStarts(), Scores(), Visits()], ids=lambda a: type(a).__name__)
+@pytest.mark.parametrize("round", [1, 2])
+def test_starts_pools_and_per_example_memory_survive(algorithm, round, tmp_path):
+    whole = run(algorithm)
+    with pytest.raises(Killed):
+        run(algorithm, checkpoint=tmp_path, callbacks=[kill_at(round)])
+    resumed = run(algorithm, checkpoint=tmp_path, resume=True)
+    assert whole.history == resumed.history
+    for field, value in whole.local.items():
+        np.testing.assert_array_equal(
+            np.concatenate([np.ravel(v) for v in _leaves(value)]), _flat(resumed.local[field])
+        )
+
+
+def _leaves(tree):
+    import jax
+
+    return jax.tree.leaves(tree)
+
+
+def _flat(tree):
+    return np.concatenate([np.ravel(v) for v in _leaves(tree)])
+
+
+def test_a_damaged_newest_checkpoint_falls_back_and_says_so(tmp_path, caplog):
+    whole = run()
+    with pytest.raises(Killed):
+        run(checkpoint=tmp_path, callbacks=[kill_at(4)])
+    store = Checkpoints(tmp_path)
+    newest, before = store.rounds()[-1], store.rounds()[-2]
+    biggest = max(
+        (p for p in (tmp_path / f"round-{newest:09d}").rglob("*") if p.is_file()), key=lambda p: p.stat().st_size
+    )
+    biggest.write_bytes(biggest.read_bytes()[:-7])
+    with caplog.at_level(logging.WARNING, "fedstrata"):
+        resumed = run(checkpoint=tmp_path, resume=True)
+    assert f"round {newest} in {tmp_path} is damaged" in caplog.text
+    assert f"resuming from round {before}" in caplog.text
+    assert whole.history == resumed.history
+
+
+def test_other_settings_or_data_are_refused_with_the_difference(tmp_path):
+    run(checkpoint=tmp_path, rounds=2)
+    other = least_squares(seed=3)
+    for words, change in {
+        "Scaffold.step_size: saved 0.05, now 0.1": {"algorithm": fs.Scaffold(0.1, 3)},
+        "algorithm: saved 'Scaffold', now 'FedAvg'": {"algorithm": fs.FedAvg(0.05, 3)},
+        "data: saved": {"federation": other.federation},
+        "batch_size: saved 2, now 3": {"batch_size": 3},
+        "cohort: saved 3, now 2": {"cohort": 2},
+        "start: saved": {"params": X + 1},
+        "problem: saved": {"problem": fs.Average(lambda w, e: 2 * squared_error(w, e))},
+    }.items():
+        with pytest.raises(fs.CheckpointError, match=words):
+            run(checkpoint=tmp_path, resume=True, **change)
+
+
+def test_a_finished_run_may_be_made_longer(tmp_path):
+    run(checkpoint=tmp_path, rounds=3)
+    longer = run(checkpoint=tmp_path, rounds=6, resume=True)
+    assert longer.history == run().history
+
+
+def test_a_used_folder_is_not_overwritten_by_accident(tmp_path):
+    run(checkpoint=tmp_path, rounds=2)
+    with pytest.raises(fs.CheckpointError, match="already holds checkpoints; resume that run, or choose another"):
+        run(checkpoint=tmp_path, rounds=2)
+
+
+def test_resuming_nothing_starts_from_the_beginning(tmp_path):
+    assert run(checkpoint=tmp_path / "new", resume=True).history == run().history
+
+
+def test_a_failed_checkpoint_stops_the_run_but_loses_nothing(tmp_path, monkeypatch):
+    """The disk fills up after the third checkpoint: the second is intact, and the result so far comes along."""
+    save, calls = Checkpoints.save, []
+
+    def fill(self, round, arrays, config):
+        calls.append(round)
+        if len(calls) == 3:
+            monkeypatch.setattr("numpy.frombuffer", _no_space)
+        return save(self, round, arrays, config)
+
+    def _no_space(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Checkpoints, "save", fill)
+    with pytest.raises((fs.CheckpointError, OSError)) as error:
+        run(checkpoint=tmp_path)
+    monkeypatch.undo()
+    assert "space" in str(error.value).lower() or "full" in str(error.value)
+    assert run(checkpoint=tmp_path, resume=True).history == run().history

@@ -1,0 +1,192 @@
+"""`fs.run`: what it records, how runs end, and what it refuses before anything runs."""
+
+import warnings
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedstrata as fs
+from fedstrata.data.sampling import Epochs
+from references import least_squares, squared_error
+
+TASK = least_squares(seed=5)
+N = TASK.federation.clients
+X = np.zeros(3)
+
+
+def run(algorithm=None, federation=TASK.federation, problem=TASK.problem, **options):
+    settings = {"rounds": 8, "batch_size": "all", "params": X, **options}
+    return fs.run(problem, algorithm or fs.FedAvg(0.05, 3), federation, **settings)
+
+
+def test_the_history_is_exact():
+    result = run(evaluate_every=3, rounds=8, batch_size=2, cohort=2)
+    np.testing.assert_array_equal(result.history["round"][0], [0, 3, 6, 8])
+    full = fs.full_data(TASK.federation)
+    w = fs.Vector(jnp.asarray(result.solution()))
+    shards = [TASK.federation["train"].shard(i) for i in range(N)]
+    by_hand = np.mean([0.5 * np.mean((s["x"] @ w.tree - s["y"]) ** 2) for s in shards])
+    gradient = np.mean([TASK.gradient(i, w.tree) for i in range(N)], axis=0)
+    np.testing.assert_allclose(result.history.last("objective"), by_hand, rtol=1e-12)
+    np.testing.assert_allclose(TASK.problem.gradient(w, full).tree, gradient, rtol=1e-10)
+    np.testing.assert_allclose(result.history.last("stationarity"), np.linalg.norm(gradient), rtol=1e-12)
+    np.testing.assert_array_equal(result.history["samples"][0], np.array([0, 3, 6, 8]) * 2 * 3 * 2)  # cohort, Q, B
+    np.testing.assert_array_equal(result.history["bytes_up"][0], np.array([0, 3, 6, 8]) * 2 * 3 * 8)
+    assert np.all(np.diff(result.history["seconds"][0]) > 0)
+
+
+def test_weights_by_size_change_objective_and_mean():
+    counts = TASK.federation["train"].counts
+    result = run(fs.FedSGD(0.1), rounds=900, weights="size")
+    np.testing.assert_allclose(result.solution(), TASK.optimum(counts / counts.sum()), rtol=1e-8)
+    assert result.history.last("stationarity") < 1e-8
+
+
+def test_large_splits_are_evaluated_in_chunks():
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(10_000, 3)), rng.normal(size=10_000)
+    federation = fs.Federation.from_arrays({"x": x, "y": y}, clients=rng.integers(0, 3, 10_000))
+    result = run(federation=federation, rounds=1, batch_size=1)
+    counts = federation["train"].counts
+    w, data = result.solution(), federation["train"].examples
+    weight = np.repeat(1 / (3 * counts), counts)
+    residual = data["x"] @ w - data["y"]
+    np.testing.assert_allclose(result.history.last("objective"), 0.5 * weight @ residual**2, rtol=1e-12)
+    gradient = (weight * residual) @ data["x"]
+    np.testing.assert_allclose(result.history.last("stationarity"), np.linalg.norm(gradient), rtol=1e-11)
+
+
+def test_extra_splits_monitor_and_per_client_metrics():
+    federation = TASK.federation.hold_out("test", 0.3, seed=1)
+    absolute = fs.Average(lambda w, e: jnp.abs(jnp.dot(w, e["x"]) - e["y"]))
+    metric = {"error": lambda w, e: jnp.abs(jnp.dot(w, e["x"]) - e["y"])}
+    result = run(federation=federation, problem=fs.Average(squared_error, metric), monitor=absolute, per_client=True)
+    history, w = result.history, result.solution()
+    np.testing.assert_allclose(history["monitor/objective"], history["error"], rtol=1e-12)
+    shards = lambda split: [s for s in map(federation[split].shard, range(N)) if len(s["y"])]
+    means = lambda split: [np.abs(s["x"] @ w - s["y"]).mean() for s in shards(split)]
+    np.testing.assert_allclose(history.last("test/error")[0], np.mean(means("test")), rtol=1e-12)
+    np.testing.assert_allclose(history["client/error"][0, -1], means("train"), rtol=1e-12)
+
+
+def test_the_best_solution_on_validation_is_kept_and_training_stops_early():
+    """On two points of validation data that FedAvg first approaches and then leaves."""
+    path = [{"x": np.eye(1), "y": np.array([4.0])}]
+    federation = fs.Federation.from_clients(path).with_split("valid", {"x": np.eye(1), "y": np.array([2.0])})
+    problem = fs.Average(squared_error)
+    options = {"problem": problem, "federation": federation, "params": np.zeros(1), "evaluate_every": 1, "rounds": 100}
+    result = run(fs.FedAvg(0.1), select="valid/loss", patience=3, **options)
+    iterates = 4 * (1 - 0.9 ** np.arange(101))
+    best = int(np.argmin(np.abs(iterates - 2)))
+    np.testing.assert_allclose(result.solution(), iterates[best], rtol=1e-12)
+    assert result.endings.item() == "stopped early"
+    np.testing.assert_array_equal(result.history["round"][0], np.arange(best + 4 + 1))
+    np.testing.assert_allclose(run(fs.FedAvg(0.1), **options).solution(), iterates[100], rtol=1e-12)
+
+
+def test_local_epochs_on_clients_of_different_sizes():
+    """E epochs a round: every client takes ⌈E n_i / B⌉ steps; here all at B = 1, so the order is all that is random."""
+    rule = Epochs(1, per_round=2)
+    counts = TASK.federation["train"].counts
+    result = run(fs.FedAvg(0.01, rule.steps(counts)), batch_size=rule, rounds=3)
+    assert result.history.last("samples") == 3 * 2 * counts.sum()
+    with pytest.raises(ValueError, match="without replacement is larger than the shard of client"):
+        run(batch_size=int(counts.max()) + 1, sampling="epochs")
+
+
+def test_idle_steps_change_nothing_even_with_a_pull():
+    """A FedProx step without data would still move: clients that are done must stand still."""
+    small = fs.Federation.from_clients([{"x": np.eye(1), "y": np.ones(1)}, {"x": np.ones((6, 1)), "y": np.zeros(6)}])
+    prox = fs.FedProx(0.1, 6, mu=1.0)
+    result = fs.run(TASK.problem, prox, small, rounds=1, params=np.zeros(1), batch_size=Epochs(1, per_round=1))
+    # Client 0 takes one step to 0.1 and stops; client 1 has target 0 and stays at 0.
+    np.testing.assert_allclose(result.solution(), 0.05, rtol=1e-12)
+
+
+def test_divergence_stops_names_round_and_field_and_keeps_the_last_good_state():
+    poisoned = fs.Average(lambda w, e: 0 * jnp.sqrt(2.5 - jnp.sum(w)) - jnp.sum(w))  # gradient −1, then NaN
+    words = "diverged in round 4: not finite: 'x'; the state of round 3 was kept"
+    with pytest.warns(fs.DivergenceWarning, match=words):
+        result = run(fs.FedAvg(1.0), problem=poisoned, params=np.zeros(1), evaluate_every=2)
+    np.testing.assert_array_equal(result.solution(), [3.0])
+    assert result.endings.item() == "diverged"
+    assert result.diverged
+    np.testing.assert_array_equal(result.history["round"][0], [0, 2, 4])
+    np.testing.assert_array_equal(np.isnan(result.history["objective"][0]), [False, False, True])
+
+
+def test_an_exploding_objective_goes_back_to_the_last_good_evaluation():
+    bowl = fs.Average(lambda w, e: 0.5 * jnp.sum(w**2))
+    with pytest.warns(fs.DivergenceWarning, match="exploded or was not finite at round 12"):
+        result = run(fs.FedAvg(3.0), problem=bowl, params=np.ones(1), rounds=40, evaluate_every=4, explosion=2.0**20)
+    # x_r = (−2)^r, f = 4^r / 2: over 2^20 first at round 12 (of the evaluated ones), so round 8 is the last good one.
+    np.testing.assert_allclose(result.solution(), [2.0**8], rtol=1e-12)
+    assert result.endings.item() == "exploded"
+
+
+def test_one_diverging_run_does_not_disturb_the_others():
+    values = [0.05, 1e200]
+    with pytest.warns(fs.DivergenceWarning, match=r"step_size=1e\+200, seed=0"):
+        result = run(sweep={"step_size": values}, seeds=2)
+    assert result.endings.tolist() == [["finished"] * 2, ["diverged"] * 2]
+    np.testing.assert_allclose(result.solution(step_size=0.05, seed=1), run().solution(), rtol=1e-12)
+
+
+def test_start_values_may_depend_on_the_seed():
+    import jax
+
+    result = run(params=lambda key: jax.random.normal(key, (3,)), seeds=3, rounds=1)
+    assert len(np.unique(result.history["objective"][:, 0])) == 3
+
+
+def test_callbacks_see_every_recorded_round():
+    seen = []
+    result = run(callbacks=[lambda round, row: seen.append((round, float(row["objective"][0])))], evaluate_every=3)
+    rounds, values = result.history["round"][0, 1:], result.history["objective"][0, 1:]
+    assert seen == [(int(r), float(v)) for r, v in zip(rounds, values, strict=True)]
+
+
+def test_the_simulator_says_no_before_anything_runs():
+    two = fs.Average(lambda w, e: e["x"] * w)
+    for words, make in {
+        r"must return one real number for one example, not shape \(3,\)": lambda: run(problem=two),
+        "cohort of 0 clients": lambda: run(cohort=0),
+        "cohort of 9 clients cannot be drawn from 4": lambda: run(cohort=9),
+        "rounds=0 must be a whole number >= 1": lambda: run(rounds=0),
+        "batch_size=0 must be": lambda: run(batch_size=0),
+        "unknown sampling 'epoch'; did you mean epochs": lambda: run(batch_size=2, sampling="epoch"),
+        "unknown weights 'sizes'": lambda: run(weights="sizes"),
+        "unknown column to select by 'valid/los'": lambda: run(select="valid/los"),
+        "patience needs select": lambda: run(patience=3),
+        "unknown hyper-parameter of FedAvg 'stepsize'; did you mean step_size": lambda: run(sweep={"stepsize": [1.0]}),
+        "'local_steps' cannot be swept in one program": lambda: run(sweep={"local_steps": [1, 2]}),
+        "step_size = .* is out of range": lambda: run(sweep={"step_size": [0.1, -0.1]}),
+        "seeds=0 must be": lambda: run(seeds=0),
+        "params is not finite": lambda: run(params=np.array([0, 0, np.nan])),
+        "has no model to start from; give params=": lambda: run(params=None),
+        'execution=.threads. must be "vmap"': lambda: run(execution="threads"),
+    }.items():
+        with pytest.raises(ValueError, match=words):
+            make()
+    with pytest.raises(TypeError, match="params has dtype int64; parameters must be floating-point"):
+        run(params=np.zeros(3, int))
+    with pytest.raises(TypeError, match="is not an Algorithm; create one"):
+        run(fs.FedAvg)
+
+
+def test_an_algorithm_for_another_problem_is_refused():
+    class Other(fs.Oracle):
+        pass
+
+    class Strange(fs.Average):
+        Oracle = Other
+
+    with pytest.raises(TypeError, match="FedAvg does not solve Strange problems: it asks for a SmoothOracle"):
+        run(problem=Strange(squared_error))
+
+
+def test_a_clean_run_warns_of_nothing():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert not run().diverged
