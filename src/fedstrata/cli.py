@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import io
 import os
 import sys
 import traceback
@@ -32,6 +33,9 @@ that starts with "error:"; 3 a run diverged. FEDSTRATA_DEBUG=1 shows the traceba
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # an old terminal without ∇ must not end a run
     try:
         options = parse(sys.argv[1:] if argv is None else argv)
         return options.execute(options)

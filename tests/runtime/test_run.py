@@ -190,3 +190,12 @@ def test_a_clean_run_warns_of_nothing():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert not run().diverged
+
+
+def test_a_state_too_big_to_copy_is_updated_in_place_with_the_same_result(monkeypatch):
+    small = run(fs.Scaffold(0.05, 3), cohort=2, rounds=9)
+    monkeypatch.setattr("fedstrata.runtime.progress.SNAPSHOT_BYTES", 0)
+    big = run(fs.Scaffold(0.05, 3), cohort=2, rounds=9)
+    np.testing.assert_array_equal(small.solution(), big.solution())
+    assert small.history == big.history
+    test_an_exploding_objective_goes_back_to_the_last_good_evaluation()

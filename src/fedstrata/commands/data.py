@@ -47,7 +47,8 @@ def execute(options: argparse.Namespace) -> int:
         return _show(options, [], f"{options.name} comes with scikit-learn: there is nothing to {options.action}.")
     if options.action == "list":
         return _list(options)
-    rows = store.fetch(options.name) if options.action == "fetch" else store.check(options.name)
+    name: Any = options.name
+    rows = store.fetch(name) if options.action == "fetch" else store.check(name)
     return _show(options, rows, "")
 
 

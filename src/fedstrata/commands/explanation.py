@@ -105,7 +105,8 @@ def specimen(cls: type[Algorithm]) -> Any:
     """An algorithm of this class with any allowed values: what travels does not depend on them."""
     ranges = reals(cls)
     needed = [f.name for f in dataclasses.fields(cls) if f.default is dataclasses.MISSING]
-    return cls(**{name: _inside(ranges[name]) if name in ranges else 1 for name in needed})
+    values: dict[str, Any] = {name: _inside(ranges[name]) if name in ranges else 1 for name in needed}
+    return cls(**values)
 
 
 def _inside(bounds: Range) -> float:

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 from collections.abc import Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,7 @@ class Folder:
                 )
         elif self.saved is not None:
             self._clear(self.saved)
-        content = {"fedstrata": __version__, "settings": dict(settings), "files": list(files)}
+        content = {"fedstrata": __version__, "jax": version("jax"), "settings": dict(settings), "files": list(files)}
         self.write(CONFIG, json.dumps(content, indent=2) + "\n")
 
     def _clear(self, saved: Mapping[str, Any]) -> None:

@@ -3,10 +3,10 @@ r"""LaTeX of the docstrings, made readable in a terminal. Light: a table of symb
 import re
 
 _SYMBOLS = {
-    **{name: letter for name, letter in zip(
+    **dict(zip(
         ["alpha", "beta", "gamma", "delta", "epsilon", "varepsilon", "eta", "theta", "lambda", "mu", "nu", "xi", "pi",
          "rho", "sigma", "tau", "phi", "varphi", "psi", "omega", "Delta", "Phi", "Omega"],
-        "αβγδεεηθλμνξπρστφφψωΔΦΩ", strict=True)},
+        "αβγδεεηθλμνξπρστφφψωΔΦΩ", strict=True)),
     "nabla": "∇", "sum": "Σ", "prod": "Π", "gets": "←", "to": "→", "leftarrow": "←", "in": "∈", "sim": "∼", "ell": "ℓ",
     "le": "≤", "leq": "≤", "ge": "≥", "geq": "≥", "cdot": "·", "times": "×", "approx": "≈", "infty": "∞", "top": "ᵀ",
     "partial": "∂", "langle": "⟨", "rangle": "⟩", "|": "‖", "dots": "…", "ldots": "…", "mathbb E": "E",

@@ -15,13 +15,12 @@ config.json and checkpoints/. Exit code 3: a method diverged (the others finishe
 
 import argparse
 
-
 from fedstrata.commands.parsing import Mistake, assignments, batch, json_option, numbers, seeds, typed_all, whole
 
 _SHAPE = (
-    '{"experiment", "settings", "table": {"columns", "rows": [{"label", "setting", "seeds", "values": {COLUMN: {"mean", '
-    '"std", "best"}}}]}, "diverged": [notes], "out", "files"}; with --dry-run {"experiment", "methods": [{"method", '
-    '"memory_bytes", "up_bytes", "down_bytes", "seconds", "compile_seconds", "execution", "why"}]}'
+    '{"experiment", "settings", "table": {"columns", "rows": [{"label", "setting", "seeds", "values": {COLUMN: '
+    '{"mean", "std", "best"}}}]}, "diverged": [notes], "out", "files"}; with --dry-run '
+    '{"experiment", "methods": [{"method", "memory_bytes", "up_bytes", "down_bytes", "seconds", "compile_seconds", "execution", "why"}]}'
 )
 
 
@@ -39,6 +38,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--seeds", type=seeds, metavar="K", help="how many seeds, or which (4,5,6)")
     add("--cohort", type=whole(1), metavar="M", help="clients that take part in a round, drawn at random")
     add("--batch-size", type=batch, metavar="B", help="examples per client and local step, or all")
+    add("--evaluate-every", type=whole(1), metavar="K", help="rounds between evaluations (default: 100 in all)")
     add("--local-steps", type=whole(1), metavar="Q", help="the same as --set local_steps=Q")
     add("--out", metavar="DIR", help="folder for everything the run leaves")
     add("--resume", action="store_true", help="go on with the run in --out, or begin it")
@@ -71,6 +71,8 @@ def execute(options: argparse.Namespace) -> int:
     if options.out is None and (options.resume or options.force):
         raise Mistake(f"--{'resume' if options.resume else 'force'} needs --out, the folder of the run")
     folder = None if options.out is None else Folder(options.out, resume=options.resume, force=options.force)
+    if folder is not None and folder.resume and folder.saved is not None and options.evaluate_every is None:
+        options.evaluate_every = folder.saved["settings"]["evaluate_every"]  # as it was, also in a run made longer
 
     from fedstrata.commands import running  # from here on everything needs JAX
 

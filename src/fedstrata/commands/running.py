@@ -51,7 +51,8 @@ class Plan(NamedTuple):
         data: dict[str, Any],
     ) -> "Plan":
         named = methods.chosen(experiment, options.algorithm, words, sweep)
-        given = {k: getattr(options, k) for k in ("rounds", "seeds", "cohort", "batch_size")}
+        given = {k: getattr(options, k) for k in ("rounds", "seeds", "cohort", "batch_size", "evaluate_every")}
+        given["evaluate_every"] = given["evaluate_every"] or max(1, (given["rounds"] or experiment.rounds) // 100)
         plan = cls(experiment, named, experiment.build(**data), given, data)
         for name, (algorithm, _) in named.items():  # what the last method would refuse is refused before the first
             prepare(plan.setup.problem, algorithm, plan.setup.federation, **plan.options(name), execution="vmap")
@@ -62,10 +63,15 @@ class Plan(NamedTuple):
         algorithm, sweep = self.methods[name]
         return self.experiment.run_options(algorithm, self.setup, **self.given, sweep=sweep or None)
 
+    @property
+    def model(self) -> Any:
+        """What the parameters belong to, where the problem was made from a model."""
+        return getattr(getattr(self.setup.problem, "loss", None), "model", None)
+
     def settings(self) -> dict[str, Any]:
         """Everything that decides the result, as plain JSON."""
         own = self.experiment
-        shared = {k: getattr(own, k) if v is None else v for k, v in self.given.items()}
+        shared = {k: getattr(own, k, None) if v is None else v for k, v in self.given.items()}
         values = {n: describe(hyperparameters(a)) | s for n, (a, s) in self.methods.items()}
         return json.loads(json.dumps({"experiment": own.name, **shared, "data": self.data, "methods": values}))
 
@@ -119,7 +125,8 @@ def run(plan: Plan, folder: Folder | None, options: argparse.Namespace) -> int:
 
 
 def _files(plan: Plan) -> list[str]:
-    kept = [f"{name}{suffix}" for name in plan.methods for suffix in (".jsonl", ".npz")]
+    suffixes = (".jsonl",) if plan.model is None else (".jsonl", ".npz")
+    kept = [f"{name}{suffix}" for name in plan.methods for suffix in suffixes]
     return ["config.json", *kept, "table.md", "table.json", "picture.png"]
 
 
@@ -129,9 +136,7 @@ def _keep(result: Result, plan: Plan, folder: Folder) -> None:
     from fedstrata.problems.losses import Regression
 
     result.history.to_jsonl(folder.path / f"{result.label}.jsonl")
-    loss = getattr(plan.setup.problem, "loss", None)
-    model = getattr(loss, "model", None)
-    if model is None:
+    if plan.model is None:
         return
     settings = list(result.history.settings())
     ends = [float(runs.last("objective")[0]) for _, runs in settings]
@@ -139,8 +144,8 @@ def _keep(result: Result, plan: Plan, folder: Folder) -> None:
     seed = result.history.seeds[0]
     about = {"experiment": plan.experiment.name, "algorithm": result.label, "rounds": result.rounds, "seed": seed}
     about["hyperparameters"] = describe(hyperparameters(result.algorithm)) | best
-    task = "regression" if isinstance(loss, Regression) else "classification"
-    save_model(folder.path / f"{result.label}.npz", model, result.solution(**best, seed=seed), about, task)
+    task = "regression" if isinstance(getattr(plan.setup.problem, "loss", None), Regression) else "classification"
+    save_model(folder.path / f"{result.label}.npz", plan.model, result.solution(**best, seed=seed), about, task)
 
 
 def _draw(plan: Plan, results: Mapping[str, Result], path: Path) -> None:

@@ -5,7 +5,7 @@ The hyper-parameters below are those that `python -m fedstrata.experiments.tunin
 
 from fedstrata.experiments.base import Experiment, Setup
 
-STEPS = (0.03, 0.1, 0.3)
+STEPS = (0.1, 0.3, 1.0)
 
 
 def build(clients: int = 100, shards: int = 2, seed: int = 0) -> Setup:

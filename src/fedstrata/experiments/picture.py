@@ -10,14 +10,14 @@ from fedstrata.report.axes import higher_is_better
 from fedstrata.report.files import replacing
 from fedstrata.report.history import History
 from fedstrata.report.labels import label_ends
-from fedstrata.report.plots import COLOURS, STYLES, Curve, curve
+from fedstrata.report.plots import COLOURS, STYLES, Curve, X, curve
 from fedstrata.report.series import Series, series
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_ACROSS = {"megabytes": "megabytes sent (up + down, all clients)", "round": "communication rounds"}
+_ACROSS: dict[X, str] = {"megabytes": "megabytes sent (up + down, all clients)", "round": "communication rounds"}
 
 
 def picture(
@@ -33,13 +33,14 @@ def picture(
     `references` send nothing (centralised methods), so against megabytes only their final level can be drawn.
     """
     from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     lines = [line for line in series(histories, "picture") if all(c in line.history.columns for c in columns)]
     longest = max(len(line.label) for line in lines)
     height = max(2.9, 0.9 + 0.2 * len(lines))
-    figure = Figure(figsize=(8.6 + 0.075 * longest, 0.6 + height * len(columns)), layout="constrained")
+    layout = ConstrainedLayoutEngine(hspace=0.06)
+    figure = Figure(figsize=(8.6 + 0.075 * longest, 0.6 + height * len(columns)), layout=layout)
     figure.suptitle(title, x=0.012, horizontalalignment="left", fontsize=12, fontweight="bold")
-    figure.get_layout_engine().set(hspace=0.06)  # pyright: ignore[reportOptionalMemberAccess]
     grid: Any = figure.subplots(len(columns), 2, sharey="row", sharex="col", squeeze=False)
     for row, column in zip(grid, columns, strict=True):
         for axes, x in zip(row, _ACROSS, strict=True):

@@ -11,6 +11,7 @@ from fedstrata.data.federation import Federation
 from fedstrata.problems.base import Problem
 from fedstrata.runtime.execution import choose
 from fedstrata.runtime.job import Job
+from fedstrata.runtime.progress import SNAPSHOT_BYTES
 from fedstrata.runtime.run import prepare
 from fedstrata.transport.cohort import Everyone
 
@@ -27,7 +28,7 @@ class Estimate(NamedTuple):
     clients: int
     data_bytes: int
     state_bytes: int
-    memory_bytes: int  # data, state twice (a segment keeps its start), and the program's own
+    memory_bytes: int  # data, state (twice unless it is big: a segment keeps its start), and the program's own
     up_bytes: int
     down_bytes: int
     compile_seconds: float
@@ -77,7 +78,7 @@ def estimate(
         clients=world.clients,
         data_bytes=data,
         state_bytes=state,
-        memory_bytes=data + 2 * state + job.scratch_bytes(carry),
+        memory_bytes=data + (1 if state > SNAPSHOT_BYTES else 2) * state + job.scratch_bytes(carry),
         up_bytes=took * job.ledger.up,
         down_bytes=took * job.ledger.total("down", late),
         compile_seconds=compiled,

@@ -41,13 +41,19 @@ class Job(NamedTuple):
     def begin(self) -> tuple[Carry, dict[str, Array], Any]:
         return _begin(self.world, self.plan, self.values, self.rest, self.x0, self.keys)
 
-    def advance(self, carry: Carry, first: int, last: int, own: Any = None) -> tuple[Carry, dict, Array, Array]:
-        """Rounds first … last−1 of every run; first = last compiles and runs nothing."""
-        return _advance(*self._arguments(carry, first, last, own))
+    def advance(
+        self, carry: Carry, first: int, last: int, own: Any = None, in_place: bool = False
+    ) -> tuple[Carry, dict, Array, Array]:
+        """Rounds first … last−1 of every run; first = last compiles and runs nothing.
 
-    def _arguments(self, carry: Carry, first: int, last: int, own: Any) -> tuple:
+        in_place: the given carry is used up, which saves copying the local state of all clients.
+        """
+        program = _advance_in_place if in_place else _advance
+        return program(self._fixed(first, last, own), carry)
+
+    def _fixed(self, first: int, last: int, own: Any = None) -> tuple:
         span = Span(*(jnp.asarray(v, jnp.int32) for v in (first, last, self.every, self.rounds)))
-        return self.world, self.plan, self.values, self.rest, self.x0, self.keys, carry, span, own
+        return self.world, self.plan, self.values, self.rest, self.x0, self.keys, span, own
 
     def due(self, first: int, last: int) -> list[int]:
         """The rounds after which rounds first … last−1 evaluate."""
@@ -56,7 +62,7 @@ class Job(NamedTuple):
     def scratch_bytes(self, carry: Carry) -> int:
         """Memory that the compiled program needs beside its arguments and results."""
         program: Any = _advance
-        analysis = program.lower(*self._arguments(carry, 0, 0, None)).compile().compiled.memory_analysis()
+        analysis = program.lower(self._fixed(0, 0), carry).compile().compiled.memory_analysis()
         return int(analysis.temp_size_in_bytes) if analysis is not None else 0
 
     def solutions(self, carry: Carry) -> Vector:
@@ -77,12 +83,14 @@ def _begin(world: World, plan: Plan, values: Any, rest: Any, x0: Vector, keys: A
     return _over_runs(one, values, x0, keys)
 
 
-@eqx.filter_jit
-def _advance(
-    world: World, plan: Plan, values: Any, rest: Any, x0: Vector, keys: Array, carry: Carry, span: Span, own: Any
-) -> Any:
+def _advance_all(fixed: tuple, carry: Carry) -> Any:
+    world, plan, values, rest, x0, keys, span, own = fixed
     one = lambda x, v, k, c, o: simulate.advance(world, eqx.combine(v, rest), plan, x, k, c, span, o)
     return _over_runs(one, x0, values, keys, carry, own)
+
+
+_advance = eqx.filter_jit(_advance_all)
+_advance_in_place = eqx.filter_jit(_advance_all, donate="all-except-first")
 
 
 @eqx.filter_jit

@@ -51,10 +51,6 @@ def flat_split(split: Split) -> FlatSplit:
     return FlatSplit(examples, jnp.asarray(start, jnp.int32), jnp.asarray(counts, jnp.int32), int(counts.max()))
 
 
-def flat_data(federation: Federation, splits: Sequence[str]) -> dict[str, FlatSplit]:
-    return {name: flat_split(federation[name]) for name in splits}
-
-
 def check_parameters(x: Vector) -> None:
     """Parameters must be real arrays, and finite."""
     leaves = jax.tree_util.tree_flatten_with_path(x.tree)[0]
@@ -112,9 +108,13 @@ def world_of(
                 f"{empty} has no examples in split {name!r}; drop it with federation.select, or give it data"
             )
         rule.check(counts, federation.names.__getitem__)
+    # One copy on the device serves training and evaluation.
+    placed = {
+        n: Split(jax.tree.map(jnp.asarray, s.examples), s.offsets, s.pooled) for n, s in federation.splits.items()
+    }
     wanted = [n for n in federation.splits if n in needed or evaluate is None or n in evaluate or n == "train"]
-    full = {n: rows_of(federation[n], weights, dtype) for n in wanted if federation[n].size}
-    flat = flat_data(federation, needed)
+    full = {n: rows_of(placed[n], weights, dtype) for n in wanted if federation[n].size}
+    flat = {n: flat_split(placed[n]) for n in needed}
     counts = flat[needed[0]].count if weights == "size" else None
     if algorithm.centralised:
         rule, flat = _pool(rule, flat, weights)

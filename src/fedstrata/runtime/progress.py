@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fedstrata.placement import Hidden
@@ -16,6 +17,7 @@ from fedstrata.transport.cohort import Everyone
 
 Callback = Callable[[int, dict[str, np.ndarray]], Any]
 SEGMENT_SECONDS = 0.5  # how long a segment should take: the progress bar moves that often
+SNAPSHOT_BYTES = 2**26  # a larger state is not copied before each segment
 
 
 class Run:
@@ -36,8 +38,15 @@ class Run:
     def compile(self) -> float:
         """Compile the program without running a round; returns the seconds that took."""
         began = time.perf_counter()
-        jax.block_until_ready(self.job.advance(self.carry, self.round, self.round)[2])
+        self.carry = jax.block_until_ready(self._advance(self.round, self.round))[0]
         return time.perf_counter() - began
+
+    def _advance(self, first: int, last: int, own: Any = None) -> Any:
+        return self.job.advance(self.carry, first, last, own, in_place=self.big)
+
+    @property
+    def big(self) -> bool:
+        return sum(a.nbytes for a in jax.tree.leaves(self.carry)) > SNAPSHOT_BYTES
 
     def finished(self) -> bool:
         return self.round >= self.job.rounds or not np.any(np.asarray(self.carry.status) == RUNNING)
@@ -47,8 +56,9 @@ class Run:
         job, first = self.job, self.round
         # A first round that starts client by client is a program of its own.
         last = min((first // job.every + self.length) * job.every, job.rounds) if self.own is None else 1
-        began, before = time.perf_counter(), self.carry
-        carry, found, samples, took = job.advance(before, first, last, self.own)
+        began, before = time.perf_counter(), None if self.big else self.carry
+        was_running = np.asarray(self.carry.status) == RUNNING
+        carry, found, samples, took = self._advance(first, last, self.own)
         status = np.asarray(carry.status)  # waits for the segment
         seconds = time.perf_counter() - began
         self.own = None
@@ -60,7 +70,8 @@ class Run:
             last = due[-1]
         self.records.segment(due, found, {"samples": samples, "took": took}, self.seconds, seconds)
         self.seconds, self.round = self.seconds + seconds, last
-        self.carry = self._rewind(before, carry, first) if np.any(status == EXPLODED) else carry
+        exploded = was_running & (status == EXPLODED)
+        self.carry = self._rewind(before, carry, first, exploded) if exploded.any() else carry
         self.length = int(
             np.clip(self.length * SEGMENT_SECONDS / max(seconds, 1e-3), 1, min(2 * self.length, job.plan.records))
         )
@@ -68,18 +79,19 @@ class Run:
             for at, round in enumerate(due, start=len(self.records.rounds) - len(due)):
                 callback(round, {n: v[at] for n, v in self.records.rows.items()})
 
-    def _rewind(self, before: Carry, carry: Carry, first: int) -> Carry:
-        """Runs whose objective exploded go back to their last good evaluation, by running up to it again."""
-        fresh = (np.asarray(carry.status) == EXPLODED) & (np.asarray(before.status) == RUNNING)
-        for bad in np.unique(np.asarray(carry.bad_round)[fresh]):
-            good = max(first, (int(bad) - 1) // self.job.every * self.job.every)
-            again = self.job.advance(before, first, good)[0] if good > first else before
-            chosen = fresh & (np.asarray(carry.bad_round) == bad)
-            pick = lambda a, b, chosen=chosen: np.where(chosen.reshape((-1,) + (1,) * (a.ndim - 1)), a, b)
-            old, new = (again.shared, again.local), (carry.shared, carry.local)
-            shared, local = jax.tree.map(
-                lambda a, b, pick=pick: jax.numpy.asarray(pick(np.asarray(a), np.asarray(b))), old, new
-            )
+    def _rewind(self, before: Carry | None, carry: Carry, first: int, exploded: np.ndarray) -> Carry:
+        """Runs whose objective exploded go back to their last good evaluation, by running up to it again.
+
+        From the start of the segment, or, where the state was too big to be kept, from the very beginning.
+        """
+        every, bad_rounds = self.job.every, np.asarray(carry.bad_round)
+        for bad in np.unique(bad_rounds[exploded]):
+            again, at = (before, first) if before is not None else (self.job.begin()[0], 0)
+            good = max(at, (int(bad) - 1) // every * every)
+            again = self.job.advance(again, at, good)[0] if good > at else again
+            chosen = exploded & (bad_rounds == bad)
+            pick = lambda a, b, chosen=chosen: jnp.where(chosen.reshape((-1,) + (1,) * (a.ndim - 1)), a, b)
+            shared, local = jax.tree.map(pick, (again.shared, again.local), (carry.shared, carry.local))
             carry = carry._replace(shared=shared, local=local)
         return carry
 

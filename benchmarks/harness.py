@@ -1,0 +1,59 @@
+"""How benchmarks are timed and written down: contenders interleaved, medians with spread, one Markdown page each."""
+
+import os
+import platform
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+PAGES = Path(__file__).parents[1] / "docs" / "benchmarks"
+
+
+def seconds(function: Callable[[], Any]) -> float:
+    began = time.perf_counter()
+    jax.block_until_ready(function())
+    return time.perf_counter() - began
+
+
+def interleaved(contenders: Mapping[str, Callable[[], Any]], repeats: int = 7) -> dict[str, np.ndarray]:
+    """Seconds of every contender, one after another, again and again; the first call of each is not counted."""
+    for function in contenders.values():
+        seconds(function)
+    took: dict[str, list[float]] = {name: [] for name in contenders}
+    for _ in range(repeats):
+        for name, function in contenders.items():
+            took[name].append(seconds(function))
+    return {name: np.array(values) for name, values in took.items()}
+
+
+def ratio(ours: np.ndarray, theirs: np.ndarray) -> tuple[float, float, float]:
+    """Median and quartiles of theirs / ours, paired within each repeat: how many times faster we are."""
+    low, middle, high = np.quantile(theirs / ours, [0.25, 0.5, 0.75])
+    return float(middle), float(low), float(high)
+
+
+def spread(values: np.ndarray, unit: float = 1e3) -> str:
+    low, middle, high = np.quantile(values * unit, [0.25, 0.5, 0.75])
+    return f"{middle:.3g} [{low:.3g}, {high:.3g}]"
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    line = lambda cells: "| " + " | ".join(str(c) for c in cells) + " |"
+    return "\n".join([line(head), line(["---"] * len(head)), *map(line, rows)])
+
+
+def page(script: str, title: str, body: str) -> None:
+    """Print the result and keep it as a page, with the command, versions and machine beside the numbers."""
+    names = {n: __import__(n).__version__ for n in ("jax", "equinox", "optax", "numpy")}
+    versions = ", ".join(f"{n} {v}" for n, v in names.items())
+    machine = (
+        f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}, {jax.default_backend()}"
+    )
+    text = f"# {title}\n\n{body}\n\nFrom `python benchmarks/{Path(script).name}` ({machine}; {versions}).\n"
+    print(text)
+    PAGES.mkdir(parents=True, exist_ok=True)
+    (PAGES / f"{Path(script).stem}.md").write_text(text)

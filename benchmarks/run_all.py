@@ -1,0 +1,13 @@
+"""Every benchmark, one after another, each in a process of its own."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+
+if __name__ == "__main__":
+    for script in sorted(HERE.glob("*.py")):
+        if script.stem not in ("run_all", "harness"):
+            print(f"== {script.name}", flush=True)
+            subprocess.run([sys.executable, str(script)], check=True)
