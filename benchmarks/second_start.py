@@ -50,7 +50,7 @@ def main():
         ["start-up and compilation", harness.spread(compiled[0], 1), harness.spread(compiled[1], 1)],
     ]
     head = ["seconds: median [quartiles]", "first start (empty cache)", "second start"]
-    note = "`fedstrata run digits --algorithm Scaffold --rounds 20`, three times each; what is left is tracing and loading."
+    note = "`fedstrata run digits --algorithm Scaffold --rounds 20`, thrice each; what is left is tracing and loading."
     harness.page(__file__, "Second start", note + "\n\n" + harness.table(head, rows))
 
 
