@@ -51,7 +51,7 @@ def main():
     head = ["algorithm", "clients", "ms per round: median [quartiles]", "times 1,000 clients", "data", "state"]
     note = (
         f"Cohorts of {COHORT} drawn uniformly, 10 local steps, linear model 32 × 10, 4 examples a client, {ROUNDS} "
-        "rounds a call. Target: ≤ 1.2. *State* is what is kept between rounds: Scaffold keeps a control variate per client."
+        "rounds a call. Target: ≤ 1.2. *State* is kept between rounds: Scaffold keeps a control variate per client."
     )
     harness.page(__file__, "Growth", note + "\n\n" + harness.table(head, rows))
 

@@ -109,7 +109,8 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
 try:
     store.save(2, big, {})
 except CheckpointError as error:
-    print(json.dumps([str(error), store.rounds(), store.load().arrays["a"].tolist()]))
+    left = [path.name for path in store.folder.iterdir()]
+    print(json.dumps([str(error), left, store.load().arrays["a"].tolist()]))
 resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
 store.save(2, big, {})
 print(json.dumps(store.rounds()))
@@ -121,10 +122,10 @@ def test_a_write_that_fails_keeps_the_checkpoint_before_and_can_be_tried_again(t
     child = python(FULL_DISK, str(tmp_path), stderr=subprocess.DEVNULL)
     out = child.communicate(timeout=120)[0].splitlines()
     assert child.returncode == 0
-    message, rounds, kept = json.loads(out[0])
+    message, left, kept = json.loads(out[0])
     assert message.startswith(f"could not write the checkpoint of round 2 to {tmp_path}: ")
     assert "the checkpoint of round 1 is intact: make room and resume" in message
-    assert (rounds, kept) == ([1], [0.0, 1.0, 2.0])
+    assert (left, kept) == (["round-000000001"], [0.0, 1.0, 2.0])
     assert json.loads(out[1]) == [1, 2]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["round-000000001", "round-000000002"]
 

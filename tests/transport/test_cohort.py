@@ -96,6 +96,14 @@ def test_weighted_takes_everyone_who_can_be_drawn():
     np.testing.assert_array_equal(rows, np.tile([1, 2, 4], (200, 1)))
 
 
+@pytest.mark.parametrize("word", [0, 1, 2**32 - 2, 2**32 - 1])
+@pytest.mark.parametrize("weights", [[0, 3, 1, 0], [0, *np.full(3000, 0.1), 0, 0]])
+def test_a_client_without_weight_is_not_drawn_by_any_word(monkeypatch, word, weights):
+    monkeypatch.setattr(jax.random, "bits", lambda *_, **__: jnp.uint32(word))
+    drawn = int(Weighted(1, weights).draw(jax.random.key(0), ROUND, len(weights))[0])
+    assert drawn == (1 if word < 2 else len(weights) - 1 - np.argmax(np.array(weights)[::-1] > 0))
+
+
 def test_everyone_is_everyone():
     np.testing.assert_array_equal(Everyone().draw(jax.random.key(0), ROUND, 5), np.arange(5))
     assert Everyone().size(5) == 5

@@ -46,6 +46,17 @@ def whole(low: int) -> Callable[[str], int]:
     return read
 
 
+def seconds(word: str) -> float:
+    """A time of at least zero."""
+    try:
+        value = float(word)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{word!r} must be a number of seconds >= 0")
+    return value
+
+
 def batch(word: str) -> int | str:
     """Examples per step, or "all"."""
     return "all" if word == "all" else whole(1)(word)

@@ -15,12 +15,22 @@ config.json and checkpoints/. Exit code 3: a method diverged (the others finishe
 
 import argparse
 
-from fedstrata.commands.parsing import Mistake, assignments, batch, json_option, numbers, seeds, typed_all, whole
+from fedstrata.commands.parsing import (
+    Mistake,
+    assignments,
+    batch,
+    json_option,
+    numbers,
+    seconds,
+    seeds,
+    typed_all,
+    whole,
+)
 
 _SHAPE = (
     '{"experiment", "settings", "table": {"columns", "rows": [{"label", "setting", "seeds", "values": {COLUMN: '
-    '{"mean", "std", "best"}}}]}, "diverged": [notes], "out", "files"}; with --dry-run '
-    '{"experiment", "methods": [{"method", "memory_bytes", "up_bytes", "down_bytes", "seconds", "compile_seconds", "execution", "why"}]}'
+    '{"mean", "std", "best"}}}]}, "diverged": [notes], "out", "files"}; with --dry-run {"experiment", "methods": '
+    '[{"method", "memory_bytes", "up_bytes", "down_bytes", "seconds", "compile_seconds", "execution", "why"}]}'
 )
 
 
@@ -43,6 +53,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--out", metavar="DIR", help="folder for everything the run leaves")
     add("--resume", action="store_true", help="go on with the run in --out, or begin it")
     add("--force", action="store_true", help="replace the run in --out")
+    add("--checkpoint-every", type=seconds, default=30.0, metavar="S", help="seconds between checkpoints (default: 30)")
     add("--dry-run", action="store_true", help="estimate memory, traffic and time, and run nothing")
     add(
         "--no-cache",

@@ -52,7 +52,7 @@ class Plan(NamedTuple):
     ) -> "Plan":
         named = methods.chosen(experiment, options.algorithm, words, sweep)
         given = {k: getattr(options, k) for k in ("rounds", "seeds", "cohort", "batch_size", "evaluate_every")}
-        given["evaluate_every"] = given["evaluate_every"] or max(1, (given["rounds"] or experiment.rounds) // 100)
+        given["evaluate_every"] = given["evaluate_every"] or -(-(given["rounds"] or experiment.rounds) // 100)
         plan = cls(experiment, named, experiment.build(**data), given, data)
         for name, (algorithm, _) in named.items():  # what the last method would refuse is refused before the first
             prepare(plan.setup.problem, algorithm, plan.setup.federation, **plan.options(name), execution="vmap")
@@ -105,7 +105,8 @@ def run(plan: Plan, folder: Folder | None, options: argparse.Namespace) -> int:
     for name, (algorithm, _) in plan.methods.items():
         extra: dict[str, Any] = {"label": name, "progress": not options.quiet}
         if folder is not None:
-            extra |= {"checkpoint": folder.checkpoint(name), "resume": folder.resume}
+            extra |= {"checkpoint": folder.checkpoint(name), "checkpoint_every": options.checkpoint_every}
+            extra |= {"resume": folder.resume}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DivergenceWarning)  # told below, in a line of its own
             results[name] = simulate(

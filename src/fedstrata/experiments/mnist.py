@@ -5,7 +5,7 @@ The hyper-parameters below are those that `python -m fedstrata.experiments.tunin
 
 from fedstrata.experiments.base import Experiment, Setup
 
-STEPS = (0.1, 0.3, 1.0)
+STEPS = (0.03, 0.1, 0.3, 1.0)
 
 
 def build(clients: int = 100, shards: int = 2, seed: int = 0) -> Setup:
@@ -37,7 +37,7 @@ EXPERIMENT = Experiment(
     grids={
         "CentralSGD": {"step_size": STEPS},
         "FedAvg": {"step_size": STEPS},
-        "FedProx": {"step_size": STEPS, "mu": (0.01, 0.1)},
+        "FedProx": {"step_size": STEPS, "mu": (0.001, 0.01, 0.1)},
         "Scaffold": {"step_size": STEPS},
         "FedAdam": {"step_size": STEPS, "server_step_size": (0.003, 0.01, 0.03)},
     },

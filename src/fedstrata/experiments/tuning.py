@@ -8,15 +8,20 @@ out, and the setting with the lowest mean loss on them after the last round wins
 
 import sys
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from fedstrata.experiments import Experiment, Setup, get
-from fedstrata.runtime.tune import Tuned, tune
+
+if TYPE_CHECKING:
+    from fedstrata.runtime.tune import Tuned
 
 SEEDS = (1000, 1001, 1002)
 
 
-def tuned(experiment: Experiment, rounds: int | None = None) -> Iterator[tuple[str, Tuned]]:
+def tuned(experiment: Experiment, rounds: int | None = None) -> Iterator[tuple[str, "Tuned"]]:
     """The choice for every method that has a grid, one after another."""
+    from fedstrata.runtime.tune import tune
+
     setup = experiment.build()
     setup = Setup(setup.problem, setup.federation.hold_out("valid", 0.2, seed=1))
     for name, grid in experiment.grids.items():

@@ -73,7 +73,8 @@ class Weighted(Selection):
         share = weights / weights.sum()
         left = 1 - np.sort(share)[::-1][: max(count - 1, 0)].sum()  # the least mass that a last draw may aim at
         self.count, self.rank_all = count, bool(left < 0.01)
-        cumulated = np.minimum(np.floor(np.cumsum(share) * 2.0**32), 2**32 - 1).astype(np.uint32)
+        total = np.cumsum(share)
+        cumulated = np.minimum(np.floor(total / total[-1] * 2.0**32), 2**32 - 1).astype(np.uint32)
         self.table = np.log(np.maximum(share, 1e-300)).astype(np.float32) if self.rank_all else cumulated
 
     def size(self, clients: int) -> int:
@@ -93,6 +94,7 @@ class Weighted(Selection):
         def more(state: tuple) -> tuple:
             ids, found, tries = state
             bits = jax.random.bits(jax.random.fold_in(key, tries), dtype=jnp.uint32)
+            bits = jnp.minimum(bits, jnp.uint32(2**32 - 2))  # the last word would fall beyond every client with weight
             new = jnp.minimum(jnp.searchsorted(table, bits, side="right"), clients - 1).astype(jnp.int32)
             is_new = jnp.all(ids != new)
             return jnp.where(is_new, ids.at[found].set(new), ids), found + is_new.astype(jnp.int32), tries + 1

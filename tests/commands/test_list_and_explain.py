@@ -1,0 +1,123 @@
+"""What there is, and what an algorithm does, as people and programs read it."""
+
+import pytest
+
+from fedstrata.algorithms import known
+from fedstrata.commands import papers
+from fedstrata.commands.explanation import explain, reveals, specimen
+from fedstrata.commands.latex import formulas, readable
+from fedstrata.placement import AVERAGED, BROADCAST, GATHERED, LOCAL, POOLED, REPORTED, SERVER
+
+
+def test_list_names_everything(answer):
+    found = answer("list")
+    names = {kind: [entry["name"] for entry in entries] for kind, entries in found.items()}
+    assert names["algorithms"] == list(known())
+    assert "Average" in names["problems"]
+    assert {"digits", "breast_cancer", "least_squares", "mnist"} <= {*names["experiments"]}
+    assert {"digits", "mnist"} <= {*names["data"]}
+    assert all(entry["summary"] for entries in found.values() for entry in entries)
+
+
+def test_list_for_people_shows_one_kind(command):
+    code, out, _ = command("list", "experiments")
+    assert code == 0
+    assert "digits" in out
+    assert "Scaffold" not in out
+
+
+def test_list_says_which_files_are_missing(answer):
+    state = {entry["name"]: entry["state"] for entry in answer("list", "data")["data"]}
+    assert state["digits"] == "built in"
+    assert state["mnist"] == "not here"
+
+
+@pytest.mark.parametrize("name", list(known()))
+def test_every_algorithm_can_be_explained(name, answer, command):
+    about = answer("explain", name, "--parameters", "1000")
+    assert about["update"]
+    assert about["convergence"].startswith("Converges")
+    assert about["paper"]["citation"] is not None, "a docstring's key must stand in docs/papers.bib"
+    assert all(entry["meaning"] for entry in about["hyperparameters"])
+    assert not any(mark in line for line in about["update"] for mark in "\\${}")
+    code, out, _ = command("explain", name)
+    assert code == 0
+    assert about["update"][0] in out
+
+
+@pytest.mark.parametrize(
+    ("name", "up", "down"), [("FedAvg", 1, 1), ("FedSGD", 1, 1), ("Scaffold", 2, 2), ("FedAdam", 1, 1)]
+)
+def test_bytes_are_those_of_the_papers_vectors(name, up, down):
+    """Each sends its count of vectors of d float32 numbers; SCAFFOLD twice what FedAvg sends."""
+    traffic = explain(known()[name], size=1000, cohort=3)["traffic"]
+    assert (traffic["up_bytes"], traffic["down_bytes"]) == (4000 * up, 4000 * down)
+    assert sum(row["bytes"] for row in traffic["fields"]) == 4000 * (up + down)
+
+
+def test_a_centralised_method_sends_nothing(command):
+    about = explain(known()["CentralSGD"], size=1000, cohort=3)
+    assert about["traffic"]["up_bytes"] == about["traffic"]["down_bytes"] == 0
+    assert "nothing: it runs on the pooled data" in command("explain", "CentralSGD")[1]
+
+
+def test_size_is_another_word_for_parameters(answer):
+    assert answer("explain", "FedAvg", "--size", "7")["traffic"]["up_bytes"] == 28
+
+
+def test_hyperparameters_come_with_range_default_and_meaning(answer):
+    found = {h["name"]: h for h in answer("explain", "FedProx")["hyperparameters"]}
+    assert found["mu"]["default"] == known()["FedProx"].mu
+    assert (found["mu"]["range"], found["step_size"]["range"]) == (">= 0", "> 0")
+    assert found["step_size"]["default"] is None
+    assert "pull" in found["mu"]["meaning"]
+    inherited = {h["name"]: h["meaning"] for h in answer("explain", "FedYogi")["hyperparameters"]}
+    assert inherited["beta1"] == "decay of the moments"
+
+
+def test_what_a_placement_reveals():
+    words = {place.name: reveals(place) for place in (AVERAGED, REPORTED, GATHERED, POOLED, BROADCAST, LOCAL, SERVER)}
+    assert len(set(words.values())) == 7
+    assert "other clients see the mean" in words["Averaged"]
+    assert "other clients never see" in words["Reported"]
+    assert "cannot hide" in words["Gathered"]
+    assert "all clients" in words["Pooled"]
+    assert words["Local"] == "never leaves its client"
+    assert words["Server"] == "never leaves the server"
+
+
+@pytest.mark.parametrize("name", list(known()))
+def test_a_specimen_is_in_range(name):
+    specimen(known()[name])  # an algorithm refuses values out of range
+
+
+@pytest.mark.parametrize(
+    ("latex", "plain"),
+    [
+        (r"\frac12 \|z - y\|^2", "1/2 ‖z - y‖²"),
+        (r"\frac{|S|}{N} \sum_i p_i c_i^+", "|S|/N Σ_i p_i c_i^+"),
+        (r"\big( a \big) \, b", "( a ) b"),
+        (r"x \quad (Q \text{ times})", "x   (Q times)"),
+        (r"\mathrm{sign}(v) \in \{0, 1\}", "sign(v) ∈ {0, 1}"),
+        ("no formula here", "no formula here"),
+    ],
+)
+def test_latex_is_readable(latex, plain):
+    assert readable(latex) == plain
+
+
+def test_formulas_stand_on_lines_of_their_own():
+    assert formulas(r"A. $$ a \gets b, \quad c \gets d $$ B. $$ e $$") == ["a ← b", "c ← d", "e"]
+
+
+def test_without_the_file_a_paper_is_its_key(monkeypatch, command):
+    monkeypatch.setattr(papers, "entries", dict)
+    assert "karimireddy2020" in command("explain", "Scaffold")[1]
+
+
+def test_the_bibliography_is_complete():
+    for key, entry in papers.entries().items():
+        assert {"author", "title", "year"} <= entry.keys(), key
+        assert str(entry["year"]) in key
+    assert papers.citation("robbins1951").startswith("Robbins and Monro (1951). A Stochastic Approximation Method.")
+    assert papers.link("black2002") == "https://doi.org/10.1007/3-540-45760-7_9"

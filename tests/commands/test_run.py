@@ -1,0 +1,207 @@
+"""`fedstrata run`: what it prints and leaves, what it refuses, and going on after kill -9."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+import fedstrata as fs
+from fedstrata.experiments import get
+from fedstrata.report import History
+from fedstrata.runtime.checkpoint import Checkpoints
+
+SMALL = ("least_squares", "--data", "clients=3", "--data", "features=2", "--data", "rows=5", "--quiet", "--no-cache")
+
+
+def files(folder) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+def test_a_run_leaves_histories_models_table_and_picture(answer, tmp_path):
+    found = answer("run", *SMALL, "--algorithm", "FedAvg", "--algorithm", "Scaffold", "--rounds", "4", "--out", "o")
+    assert [row["label"] for row in found["table"]["rows"]] == ["FedAvg", "Scaffold"]
+    assert files(tmp_path / "o") == {*found["files"], "checkpoints"}
+    history = History.from_jsonl(tmp_path / "o" / "FedAvg.jsonl")
+    setup = get("least_squares").build(clients=3, features=2, rows=5)
+    method = fs.FedAvg(step_size=0.05, local_steps=10)
+    same = fs.run(setup.problem, method, setup.federation, rounds=4, batch_size="all", evaluate_every=1)
+    assert history == same.history, "the command line runs what the library runs"
+    model = fs.load_model(tmp_path / "o" / "FedAvg.npz")
+    x = setup.federation["train"].examples["x"]
+    weights = same.solution()
+    np.testing.assert_allclose(model.predict(x), x @ weights["weight"][0] + weights["bias"][0])
+    assert model.info["hyperparameters"]["step_size"] == 0.05
+    assert json.loads((tmp_path / "o" / "table.json").read_text()) == found["table"]
+    assert "Scaffold" in (tmp_path / "o" / "table.md").read_text()
+    assert (tmp_path / "o" / "picture.png").read_bytes().startswith(b"\x89PNG")
+    settings = json.loads((tmp_path / "o" / "config.json").read_text())["settings"]
+    assert settings == found["settings"]
+    assert (settings["rounds"], settings["data"]["clients"]) == (4, 3)
+
+
+def test_without_out_nothing_is_written(command, tmp_path):
+    code, out, _ = command("run", *SMALL, "--rounds", "2", "--algorithm", "FedAvg")
+    assert code == 0
+    assert "FedAvg" in out
+    assert files(tmp_path) <= {"cache"}
+
+
+def test_progress_goes_to_standard_error(command):
+    loud = [word for word in SMALL if word != "--quiet"]
+    code, out, err = command("run", *loud, "--rounds", "2", "--algorithm", "FedAvg", "--json")
+    assert code == 0
+    assert "round 2/2" in err
+    json.loads(out)
+
+
+@pytest.mark.parametrize("name", list(fs.algorithms.known()))
+def test_every_algorithm_runs_by_name(name, answer):
+    found = answer("run", *SMALL, "--algorithm", name, "--rounds", "2", "--set", "step_size=0.01")
+    assert found["diverged"] == []
+    assert found["settings"]["methods"][name]["step_size"] == 0.01
+
+
+def test_set_reaches_the_methods_that_have_it(answer):
+    chosen = ["--algorithm", "FedAvg", "--algorithm", "FedProx", "--algorithm", "FedOpt"]
+    words = ["step_size=0.01", "mu=0.5", "FedProx.step_size=0.02", "optimizer=adagrad", "local_steps=3"]
+    given = [part for word in words for part in ("--set", word)]
+    methods = answer("run", *SMALL, *chosen, *given, "--rounds", "1")["settings"]["methods"]
+    assert methods["FedAvg"] == {"step_size": 0.01, "local_steps": 3}
+    assert methods["FedProx"] == {"step_size": 0.02, "local_steps": 3, "mu": 0.5}
+    assert methods["FedOpt"]["optimizer"].startswith("adagrad")
+
+
+def test_a_sweep_and_seeds_are_rows_of_the_table(answer):
+    found = answer(
+        "run", *SMALL, "--algorithm", "FedAvg", "--sweep", "step_size=0.01,0.1", "--seeds", "4,5", "--rounds", "2"
+    )
+    rows = found["table"]["rows"]
+    assert [row["setting"] for row in rows] == [{"step_size": 0.01}, {"step_size": 0.1}]
+    assert all(row["seeds"] == [4, 5] for row in rows)
+
+
+def test_a_diverged_method_is_reported_and_the_others_finish(command, tmp_path):
+    words = ["--algorithm", "FedAvg", "--algorithm", "Scaffold", "--set", "FedAvg.step_size=1e8", "--rounds", "6"]
+    code, out, err = command("run", *SMALL, *words, "--out", "o", "--json")
+    assert code == 3
+    found = json.loads(out)
+    assert len(found["diverged"]) == 1
+    assert f"warning: {found['diverged'][0]}" in err
+    end = {row["label"]: row["values"]["objective"]["mean"] for row in found["table"]["rows"]}
+    assert end["FedAvg"] is None
+    assert np.isfinite(end["Scaffold"])
+    assert "picture.png" in files(tmp_path / "o")
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--algorithm", "FedAvgg"], "did you mean FedAvg"),
+        (["--algorithm", "FedAvg", "--algorithm", "FedAvg"], "given twice"),
+        (["--set", "stepsize=1"], "did you mean step_size"),
+        (["--set", "step_size"], "expected name=value"),
+        (["--set", "step_size=fast"], "must be a number"),
+        (["--set", "local_steps=1.5"], "must be a whole number"),
+        (["--set", "step_size=-1"], "step_size = -1.0 is out of range"),
+        (["--set", "FedAvgg.step_size=1"], "did you mean FedAvg"),
+        (["--algorithm", "FedOpt", "--set", "optimizer=addam"], "did you mean adam"),
+        (["--sweep", "step_size=0.1,-1"], "out of range"),
+        (["--sweep", "local_steps=1,2"], "cannot be swept"),
+        (["--sweep", "mu=1", "--set", "mu=2"], "both set and swept"),
+        (["--data", "client=4"], "did you mean clients"),
+        (["--data", "spread=wide"], "must be a number"),
+        (["--cohort", "0"], ">= 1"),
+        (["--cohort", "4"], "a cohort of 4 clients cannot be drawn from 3"),
+        (["--rounds", "0"], ">= 1"),
+        (["--seeds", "1,1"], "different"),
+        (["--batch-size", "most"], ">= 1"),
+        (["--checkpoint-every", "-1"], ">= 0"),
+        (["--resume"], "needs --out"),
+        (["--out", "o", "--resume", "--force"], "choose one"),
+    ],
+)
+def test_mistakes_are_refused_before_anything_runs(words, expected, mistake, tmp_path):
+    assert expected in mistake("run", *SMALL, *words)
+    assert files(tmp_path) <= {"cache"}
+
+
+def test_an_existing_folder_is_not_overwritten(mistake, command, tmp_path):
+    (tmp_path / "o").mkdir()
+    (tmp_path / "o" / "thesis.tex").write_text("years of work")
+    once = ["run", *SMALL, "--algorithm", "FedAvg", "--rounds", "2", "--out", "o"]
+    assert "not empty" in mistake(*once)
+    assert "does not hold a run" in mistake(*once, "--resume")
+    assert command(*once, "--force")[0] == 0
+    assert "--resume" in mistake(*once)
+    stale = tmp_path / "o" / "FedAvg.npz"
+    assert stale.exists()
+    assert command("run", *SMALL, "--algorithm", "Scaffold", "--rounds", "2", "--out", "o", "--force")[0] == 0
+    assert not stale.exists()
+    assert (tmp_path / "o" / "thesis.tex").read_text() == "years of work"
+
+
+def test_a_refused_force_destroys_nothing(mistake, command, tmp_path):
+    once = ["run", *SMALL, "--algorithm", "FedAvg", "--rounds", "2", "--out", "o"]
+    assert command(*once)[0] == 0
+    before = files(tmp_path / "o")
+    mistake(*once, "--force", "--set", "step_size=-1")
+    assert files(tmp_path / "o") == before
+
+
+@pytest.mark.parametrize("place", ["file", "file/inside", "/proc/nowhere"])
+def test_an_unwritable_folder_is_refused_first(place, mistake, tmp_path):
+    (tmp_path / "file").write_text("")
+    assert "--out" in mistake("run", *SMALL, "--out", place)
+
+
+def test_resuming_with_other_settings_shows_the_difference(mistake, command):
+    once = ["run", *SMALL, "--algorithm", "FedAvg", "--rounds", "2", "--out", "o"]
+    assert command(*once)[0] == 0
+    err = mistake(*once, "--resume", "--set", "step_size=0.01")
+    assert "0.05" in err
+    assert "0.01" in err
+
+
+def test_a_finished_run_can_be_made_longer(answer, tmp_path):
+    words = ["run", *SMALL, "--algorithm", "FedAvg", "--evaluate-every", "2"]
+    answer(*words, "--rounds", "4", "--out", "o")
+    answer(*words[:-2], "--rounds", "8", "--out", "o", "--resume")
+    answer(*words, "--rounds", "8", "--out", "whole")
+    longer, whole = (History.from_jsonl(tmp_path / folder / "FedAvg.jsonl") for folder in ("o", "whole"))
+    assert longer == whole
+
+
+def test_dry_run_estimates_and_writes_nothing(answer, tmp_path):
+    found = answer("run", *SMALL, "--algorithm", "FedAvg", "--rounds", "10", "--dry-run", "--out", "o")
+    (row,) = found["methods"]
+    model = 3 * 8  # two slopes and an intercept in float64, up once for each client and round
+    assert row["up_bytes"] == model * 3 * 10
+    assert row["memory_bytes"] > 0
+    assert files(tmp_path) <= {"cache"}
+
+
+def started(folder, *words: str) -> subprocess.Popen:
+    run = ["run", "least_squares", "--algorithm", "Scaffold", "--rounds", "40000", "--out", str(folder), "--quiet"]
+    environment = {**os.environ, "FEDSTRATA_CACHE": str(folder.parent / "cache")}
+    return subprocess.Popen([sys.executable, "-m", "fedstrata.cli", *run, *words], env=environment)
+
+
+def test_kill_and_resume_gives_the_same_history(tmp_path):
+    killed = started(tmp_path / "killed", "--checkpoint-every", "0")
+    store = Checkpoints(tmp_path / "killed" / "checkpoints" / "Scaffold")
+    while not store.rounds() and killed.poll() is None:
+        time.sleep(0.01)
+    os.kill(killed.pid, signal.SIGKILL)
+    assert killed.wait() == -signal.SIGKILL
+    assert 0 < store.rounds()[-1] < 40000
+    assert not (tmp_path / "killed" / "Scaffold.jsonl").exists()
+    assert started(tmp_path / "killed", "--resume").wait() == 0
+    assert started(tmp_path / "whole").wait() == 0
+    resumed, whole = (History.from_jsonl(tmp_path / name / "Scaffold.jsonl") for name in ("killed", "whole"))
+    assert resumed == whole
+    assert any((tmp_path / "cache" / "jax").iterdir()), "compiled programs are kept by default"

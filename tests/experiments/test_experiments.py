@@ -1,0 +1,132 @@
+"""Experiments: found by folder, runnable as they are, and showing what they are there to show."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+import fedstrata as fs
+from fedstrata import experiments
+from fedstrata.experiments import Experiment, get
+from fedstrata.experiments.least_squares import optimum
+from fedstrata.experiments.picture import picture
+from fedstrata.experiments.tuning import tuned
+
+EMBEDDED = ("digits", "breast_cancer", "least_squares")  # need no files
+
+
+def test_names_are_unique_and_known():
+    for name, experiment in experiments.available().items():
+        assert name == experiment.name
+        assert experiment.summary
+        assert {*experiment.methods} <= {*fs.algorithms.known()}
+    with pytest.raises(ValueError, match="did you mean digits"):
+        get("digit")
+    assert experiments.reproductions() == {}
+
+
+@pytest.mark.parametrize("name", EMBEDDED)
+def test_the_default_methods_improve_the_objective(name):
+    experiment = get(name)
+    setup = experiment.build()
+    for method in experiment.methods:
+        result = experiment.run(method, setup, rounds=5, seeds=1)
+        history = result.history
+        assert not result.diverged
+        assert history.last("objective")[0] < 0.9 * history["objective"][0, 0]
+        assert {*experiment.panels} <= {*history.columns}
+
+
+@pytest.mark.parametrize("name", ["digits", "breast_cancer", "heart_disease", "mnist"])
+def test_chosen_values_come_from_the_grid(name):
+    experiment = get(name)
+    assert {*experiment.grids} == {*experiment.methods}
+    steps = {tuple(grid["step_size"]) for grid in experiment.grids.values()}
+    assert len(steps) == 1, "every method is given the same step sizes"
+    for method, grid in experiment.grids.items():
+        assert all(experiment.methods[method][key] in values for key, values in grid.items())
+
+
+def test_digits_has_different_clients_and_a_test_split():
+    federation = get("digits").build().federation
+    assert (federation.clients, federation.classes) == (20, 10)
+    assert sum(split.size for split in federation.splits.values()) == 1797
+    labels = [np.bincount(federation["train"].shard(i)["y"], minlength=10) for i in range(20)]
+    shares = np.array([counts / counts.sum() for counts in labels])
+    assert shares.max(axis=1).mean() > 0.3, "some label dominates a typical client"
+
+
+def test_the_optimum_of_least_squares_is_one():
+    setup = get("least_squares").build(clients=4, rows=9, features=3)
+    full = fs.full_data(setup.federation, dtype=np.float64)
+    parts = [setup.federation["train"].shard(i) for i in range(4)]
+    best = optimum(parts)
+    x = fs.Vector({"weight": np.asarray(best[None, :3]), "bias": np.asarray(best[3:])})
+    assert setup.problem.stationarity(x, full) < 1e-12
+    assert setup.problem.evaluate(x, full)["distance"] < 1e-12
+
+
+def test_scaffold_finds_the_optimum_where_fedavg_drifts():
+    experiment = get("least_squares")
+    setup = experiment.build()
+    end = {name: experiment.run(name, setup).history.last("distance")[0] for name in ("FedAvg", "Scaffold")}
+    assert end["Scaffold"] < 1e-8
+    assert end["FedAvg"] > 1e-2
+
+
+def test_without_disagreement_fedavg_needs_no_correction():
+    """Equal slopes and no noise worth the name: every client's minimum is the same, so there is nothing to drift to."""
+    experiment = get("least_squares")
+    ends = [
+        experiment.run("FedAvg", experiment.build(spread=spread), rounds=200).history.last("distance")[0]
+        for spread in (0.0, 1.0)
+    ]
+    assert ends[0] < 0.1 * ends[1]
+
+
+def test_settings_fall_back_to_the_extended_method_then_to_common():
+    digits = get("digits")
+    assert digits.algorithm("FedYogi").server_step_size == digits.methods["FedAdam"]["server_step_size"]
+    assert digits.algorithm("FedOpt").step_size == digits.common["step_size"]
+    assert digits.algorithm("FedAvg", step_size=0.7).step_size == 0.7
+    with pytest.raises(ValueError, match="did you mean mu"):
+        digits.algorithm("FedProx", muu=1)
+    bare = dataclasses.replace(digits, methods={}, common={})
+    with pytest.raises(ValueError, match="step_size"):
+        bare.algorithm("FedAvg")
+
+
+def test_a_centralised_reference_uses_as_many_examples():
+    experiment = get("digits")
+    setup = experiment.build(clients=5)
+    ends = {
+        n: experiment.run(n, setup, rounds=1, seeds=1, cohort=3).history.last("samples")[0]
+        for n in ("CentralSGD", "FedAvg")
+    }
+    assert ends["CentralSGD"] == ends["FedAvg"] == 3 * 10 * experiment.batch_size
+
+
+def test_tuning_picks_the_step_that_converges():
+    """Of a useless, a good and a diverging step size the good one is chosen."""
+    original = get("breast_cancer")
+    grids = {"FedAvg": {"step_size": (1e-6, 0.3, 1e7)}}
+    experiment: Experiment = dataclasses.replace(original, grids=grids, rounds=5)
+    ((name, found),) = tuned(experiment)
+    assert (name, found.chosen) == ("FedAvg", {"step_size": 0.3})
+
+
+def test_the_picture_has_a_row_per_column_and_every_label(tmp_path):
+    experiment = get("least_squares")
+    setup = experiment.build(clients=3, rows=5, features=2)
+    names = ("CentralSGD", "FedAvg", "Scaffold")
+    histories = {name: experiment.run(name, setup, rounds=5).history for name in names}
+    figure = picture(histories, experiment.panels, "title", references=["CentralSGD"], path=tmp_path / "p.png")
+    assert len(figure.axes) == 4
+    left, right = figure.axes[:2]
+    assert {*names} <= {text.get_text() for text in right.texts}
+    assert [text.get_text() for text in left.texts] == ["CentralSGD (sends nothing)"]
+    assert "rounds" in figure.axes[3].get_xlabel()
+    megabytes = left.lines[-1].get_xdata()
+    history = histories["Scaffold"]
+    np.testing.assert_allclose(megabytes, (history["bytes_up"] + history["bytes_down"])[0] / 1e6)
+    assert (tmp_path / "p.png").stat().st_size > 0
