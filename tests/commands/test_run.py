@@ -205,3 +205,12 @@ def test_kill_and_resume_gives_the_same_history(tmp_path):
     resumed, whole = (History.from_jsonl(tmp_path / name / "Scaffold.jsonl") for name in ("killed", "whole"))
     assert resumed == whole
     assert any((tmp_path / "cache" / "jax").iterdir()), "compiled programs are kept by default"
+
+
+def test_a_cache_that_cannot_be_written_is_no_error(command, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("FEDSTRATA_CACHE", str(tmp_path / "file" / "inside"))
+    cached = [word for word in SMALL if word != "--no-cache"]
+    code, _, err = command("run", *cached, "--algorithm", "FedAvg", "--rounds", "1")
+    assert code == 0
+    assert err.startswith("warning: compiled programs cannot be kept")

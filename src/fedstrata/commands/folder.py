@@ -39,7 +39,8 @@ class Folder:
             content = json.loads((self.path / CONFIG).read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return None
-        return content if isinstance(content, dict) and "fedstrata" in content else None
+        ours = isinstance(content, dict) and "fedstrata" in content and isinstance(content.get("settings"), dict)
+        return content if ours else None
 
     def _check_writable(self) -> None:
         """Try it in the nearest folder that exists, so that a refused command leaves nothing behind."""

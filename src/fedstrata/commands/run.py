@@ -83,7 +83,7 @@ def execute(options: argparse.Namespace) -> int:
         raise Mistake(f"--{'resume' if options.resume else 'force'} needs --out, the folder of the run")
     folder = None if options.out is None else Folder(options.out, resume=options.resume, force=options.force)
     if folder is not None and folder.resume and folder.saved is not None and options.evaluate_every is None:
-        options.evaluate_every = folder.saved["settings"]["evaluate_every"]  # as it was, also in a run made longer
+        options.evaluate_every = folder.saved["settings"].get("evaluate_every")  # as it was, also in a run made longer
 
     from fedstrata.commands import running  # from here on everything needs JAX
 

@@ -26,10 +26,17 @@ from fedstrata.runtime.run import run as simulate
 
 def configure(cache: bool) -> None:
     """Keep compiled programs, however small and quick: a second start then compiles nothing."""
-    if cache:
-        jax.config.update("jax_compilation_cache_dir", str(cache_folder() / "jax"))
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    if not cache:
+        return
+    folder = cache_folder() / "jax"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        print(f"warning: compiled programs cannot be kept in {folder} ({error.strerror})", file=sys.stderr)
+        return
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
 class Plan(NamedTuple):

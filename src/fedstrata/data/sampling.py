@@ -127,7 +127,11 @@ class Whole(Sampler):
 
 
 class Replay(Sampler):
-    """Given positions: `indices[stream]` has shape (rounds, steps, clients, batch). Tests and audits drive with it."""
+    """Given positions: `indices[stream]` has shape (rounds, steps, clients, batch). Tests and audits drive with it.
+
+    `local_begin` reads the last row of the steps and `local_end` the one before: append both where a method samples
+    there.
+    """
 
     ahead: ClassVar[bool] = False
     indices: Mapping[str, Array]

@@ -4,6 +4,9 @@ Every client has its own slopes and its own spread of features, batches are whol
 steps: what differs between the curves is drift alone. The optimum is known, so the distance to it is recorded.
 """
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 from fedstrata.experiments.base import Experiment, Setup
 
 SAME = {"step_size": 0.05, "local_steps": 10}
@@ -29,7 +32,7 @@ def build(clients: int = 10, rows: int = 60, features: int = 20, spread: float =
         parts.append({"x": x, "y": x @ slopes + 0.1 * rng.normal(size=rows)})
     best = optimum(parts)
 
-    def distance(params, example):
+    def distance(params: Any, example: Any) -> Any:
         """How far the parameters are from the minimum of the whole objective; the same for every example."""
         error = jnp.concatenate([params["weight"].reshape(-1), params["bias"]]) - jnp.asarray(
             best, params["bias"].dtype
@@ -42,7 +45,7 @@ def build(clients: int = 10, rows: int = 60, features: int = 20, spread: float =
     return Setup(problem, Federation.from_clients(data))
 
 
-def optimum(parts):
+def optimum(parts: Sequence[Mapping[str, Any]]) -> Any:
     """The minimum of the mean of the clients' mean squared errors, slopes first and intercept last."""
     import numpy as np
 

@@ -1,6 +1,7 @@
 """The round: the only loop over clients. Every runtime runs it, and no algorithm does."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -57,81 +58,68 @@ def over_clients(function: Callable, stacked: Any, execution: Execution) -> Any:
     return jax.lax.map(function, stacked, batch_size=execution if isinstance(execution, int) else None)
 
 
-def run_round(
-    setting: Setting,
-    shared: Any,
-    rows: Mapping[str, Any],
-    stacked: Member,
-    cohort: Cohort,
-    starts: Mapping[str, Any] | None = None,
-) -> tuple[Any, dict[str, Any]]:
-    """One round: `shared` is the server's state, `rows` the Local fields of the cohort, stacked.
+class Round(NamedTuple):
+    """One round as it stands before its first exchange."""
 
-    `starts` holds per-client values of fields that are otherwise received (only in a first round that has them).
-    """
-    phases = setting.algorithm.phases(setting.problem)
-    plan = exchanges(setting.algorithm, phases)
-    copies, known = {**rows, **(starts or {})}, frozenset(starts or ())
-    for number, phase in enumerate(phases):
-        step = lambda shared, copies, repetition, known=known, number=number: _exchange(
-            setting, plan[number], number, repetition, shared, copies, known, stacked, cohort, starts or {}
-        )
-        once = phase.repeat == 1 and phase.when is None
-        if not once:
-            # A loop needs the same copies before and after: what a client has not got yet starts as the server's.
-            wide = {f: _broadcast(getattr(shared, f), cohort) for f in _copied(setting, copies)}
-            copies = {**wide, **copies}
-        if once:
+    setting: Setting
+    members: Member
+    cohort: Cohort
+    starts: Mapping[str, Any]  # per-client values of fields that are else received: only in a first round that has them
+
+
+def run_round(this: Round, shared: Any, rows: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """One round: `shared` is the server's state, `rows` the Local fields of the cohort, stacked."""
+    phases = this.setting.algorithm.phases(this.setting.problem)
+    plans = exchanges(this.setting.algorithm, phases)
+    copies, known = {**rows, **this.starts}, frozenset(this.starts)
+    for number, (phase, plan) in enumerate(zip(phases, plans, strict=True)):
+        step = partial(_exchange, this, plan, number, known)
+        if phase.repeat == 1 and phase.when is None:
             shared, copies = step(shared, copies, jnp.array(0, jnp.int32))
         else:
-            (shared, copies), _ = jax.lax.scan(
-                lambda c, r, phase=phase, step=step: (_guarded(phase, cohort, step, *c, r), None),
-                (shared, copies),
-                jnp.arange(phase.repeat, dtype=jnp.int32),
-            )
-        known = known | set(plan[number].receives) | set(plan[number].sends)
+            shared, copies = _repeat(this, phase, step, shared, copies)
+        known = known | {*plan.receives, *plan.sends}
     return shared, {field: copies[field] for field in rows}
 
 
-def _guarded(phase: Phase, cohort: Cohort, step: Callable, shared: Any, copies: Any, repetition: Array) -> Any:
-    if phase.when is None:
-        return step(shared, copies, repetition)
-    go = phase.when(shared, cohort, repetition)
-    return jax.lax.cond(go, lambda: step(shared, copies, repetition), lambda: (shared, copies))
+def _repeat(this: Round, phase: Phase, step: Callable, shared: Any, copies: dict[str, Any]) -> Any:
+    """An exchange several times over, or under a condition, as one loop of the program."""
+    # A loop needs the same copies before and after: what a client has not got yet starts as the server's.
+    missing = [f for f, p in placements(type(shared)).items() if p.down and p.merge != "union" and f not in copies]
+    wide = lambda a: jnp.broadcast_to(a, (this.cohort.ids.shape[0], *a.shape))
+    copies = {**{f: jax.tree.map(wide, getattr(shared, f)) for f in missing}, **copies}
+
+    def once(state: tuple, repetition: Array) -> tuple:
+        if phase.when is None:
+            return step(*state, repetition), None
+        go = phase.when(state[0], this.cohort, repetition)
+        return jax.lax.cond(go, lambda: step(*state, repetition), lambda: state), None
+
+    return jax.lax.scan(once, (shared, copies), jnp.arange(phase.repeat, dtype=jnp.int32))[0]
 
 
 def _exchange(
-    setting: Setting,
-    plan: Exchange,
-    number: int,
-    repetition: Array,
-    shared: Any,
-    copies: dict[str, Any],
-    known: frozenset[str],
-    stacked: Member,
-    cohort: Cohort,
-    starts: Mapping[str, Any],
+    this: Round, plan: Exchange, number: int, known: frozenset[str], shared: Any, copies: Any, repetition: Array
 ) -> tuple[Any, dict[str, Any]]:
-    places = placements(type(shared))
+    """Clients receive, work and send; the server merges and steps. Returns its state and the clients' copies."""
+    setting, cohort, places = this.setting, this.cohort, placements(type(shared))
     kept = [f for f, p in places.items() if p.client_reads and p.merge != "union" and (p.down or not p.up)]
-    own = [f for f in plan.receives if f in starts and number == 0]  # a first round starts from each client's own
+    own = [f for f in plan.receives if f in this.starts and number == 0]
     received = {f: flat_union(v) if isinstance(v, Pool) else v for f in plan.receives for v in [getattr(shared, f)]}
-    sight = ClientSight(setting.algorithm, known=known | set(plan.receives))
+    sight = ClientSight(setting.algorithm, known={*known, *plan.receives})
 
     def client(args: tuple[Member, dict[str, Any]]) -> dict[str, Any]:
         member, copy = args
-        begun = {**copy, **{f: v for f, v in received.items() if f not in own}}
-        start = setting.template._replace(**begun)
+        start = setting.template._replace(**{**copy, **{f: v for f, v in received.items() if f not in own}})
         state = _local_work(setting, number, repetition, member, cohort.clock, start, sight)
         return {f: getattr(state, f) for f in {*plan.sends, *kept}}
 
-    done = over_clients(client, (stacked, copies), setting.execution)
-    merged = {f: merge(places[f].merge, getattr(shared, f), done[f], cohort) for f in plan.sends}
-    before, after = shared, shared._replace(**merged)
+    done = over_clients(client, (this.members, copies), setting.execution)
+    after = shared._replace(**{f: merge(places[f].merge, getattr(shared, f), done[f], cohort) for f in plan.sends})
     algorithm = at_time(setting.algorithm, cohort.clock, setting.dtype)
-    phase = algorithm.phases(setting.problem)[number]
-    if phase.server_step is not None:
-        after = server_sight(algorithm, phase.server_step, setting.problem, before, after, cohort)
+    server_step = algorithm.phases(setting.problem)[number].server_step
+    if server_step is not None:
+        after = server_sight(algorithm, server_step, setting.problem, shared, after, cohort)
     return after, {f: done[f] for f in kept}
 
 
@@ -148,7 +136,7 @@ def _local_work(
     draw = lambda local_step: problem.draws(shard, key, rule, clock(local_step), member.id, member.lasting_key)
 
     def call(name: str, local_step: Array | int, state: Any, draws: Any) -> Any:
-        time = clock(jnp.maximum(local_step, 0))
+        time = clock({BEGIN: 0, END: phase.steps - 1}[local_step] if isinstance(local_step, int) else local_step)
         oracle = problem.oracle(
             shard, key, rule, clock=time, client=member.id, draws=draw(local_step) if draws is None else draws
         )
@@ -194,23 +182,16 @@ def own_start(setting: Setting, start: Any, client: Array) -> dict[str, Any]:
 def merge(how: str | None, old: Any, stacked: Any, cohort: Cohort) -> Any:
     if how == "union":
         return push_union(old, stacked, cohort.ids, cohort.present)
-    return stacked if how == "rows" else jax.tree.map(lambda a: weighted_mean(a, cohort.weights), stacked)
+    return stacked if how == "rows" else jax.tree.map(lambda a: weighted_mean(a, cohort), stacked)
 
 
-def weighted_mean(stacked: Array, weights: Array) -> Array:
-    """Σ_i w_i a_i over the first axis, in the dtype of a."""
+def weighted_mean(stacked: Array, cohort: Cohort) -> Array:
+    """Σ_i w_i a_i over the clients that are present, in the dtype of a."""
     if not jnp.issubdtype(stacked.dtype, jnp.inexact):
         raise TypeError(f"a field of dtype {stacked.dtype} cannot be averaged; keep counts as floats, or use Gathered")
-    return jnp.tensordot(weights.astype(stacked.dtype), stacked, axes=1)
-
-
-def _copied(setting: Setting, copies: Mapping[str, Any]) -> list[str]:
-    places = placements(type(setting.algorithm).State)
-    return [f for f, p in places.items() if p.down and p.merge != "union" and f not in copies]
-
-
-def _broadcast(value: Any, cohort: Cohort) -> Any:
-    return jax.tree.map(lambda a: jnp.broadcast_to(a, (cohort.ids.shape[0], *a.shape)), value)
+    # What an empty slot computed must not matter, even where it is not finite.
+    present = cohort.present.reshape((-1,) + (1,) * (stacked.ndim - 1))
+    return jnp.tensordot(cohort.weights.astype(stacked.dtype), jnp.where(present, stacked, 0), axes=1)
 
 
 def _is_default(method: Any, name: str) -> bool:

@@ -11,14 +11,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PRNGKeyArray
 
-from fedstrata.algorithm import Algorithm
+from fedstrata.algorithm import Algorithm, Cohort
 from fedstrata.clock import Clock, domain
 from fedstrata.data.sampling import Sampler
 from fedstrata.memory import Pool
 from fedstrata.problems.base import Rows
 from fedstrata.runtime import start as starting
 from fedstrata.runtime.layout import Flat, read_rows, write_rows
-from fedstrata.runtime.round import Execution, Setting, members, run_round
+from fedstrata.runtime.round import Execution, Round, Setting, members, run_round
 from fedstrata.runtime.sight import show_server
 from fedstrata.transport.cohort import Everyone, Selection
 from fedstrata.vector import Vector, where
@@ -84,11 +84,17 @@ def setting_of(world: World, algorithm: Algorithm, plan: Plan, x0: Vector) -> Se
     return Setting(algorithm, world.problem, world.sampler, plan.execution, world.flat, template, x0.dtype)
 
 
-def cohort_at(world: World, algorithm: Algorithm, key: PRNGKeyArray, round: Array, dtype: Any) -> Any:
+def cohort_at(world: World, algorithm: Algorithm, key: PRNGKeyArray, round: Array, dtype: Any) -> Cohort:
+    """The clients of a round, weighted evenly or by their counts."""
     now = jax.random.fold_in(domain(key, "cohort"), round)
     ids = world.selection.draw(now, round, world.clients)
     clock = Clock.at(round, algorithm.local_steps, algorithm.local_steps - 1)
-    return starting.cohort_of(ids, clock, jax.random.fold_in(now, 1), world.counts, world.clients, dtype)
+    present = jnp.ones(ids.shape, bool) if world.selection.full else ids >= 0
+    weights = present.astype(dtype)
+    if world.counts is not None:
+        weights = jnp.where(present, world.counts[jnp.maximum(ids, 0)].astype(dtype), 0)
+    weights = weights / jnp.sum(weights)
+    return Cohort(clock, jnp.maximum(ids, 0), present, weights, jax.random.fold_in(now, 1), world.clients)
 
 
 def measure(world: World, algorithm: Algorithm, plan: Plan, shared: Any) -> tuple[Vector, dict[str, Array]]:
@@ -160,7 +166,7 @@ def one_round(
     everyone = isinstance(world.selection, Everyone)
     stacked = members(world.flat, cohort.ids, domain(key, "sample"), round)
     rows = read_rows(carry.local, cohort.ids, world.flat, everyone)
-    shared, new_rows = run_round(setting, carry.shared, rows, stacked, cohort, own)
+    shared, new_rows = run_round(Round(setting, stacked, cohort, own or {}), carry.shared, rows)
     finite = jnp.array([_finite(getattr(shared, f)) & _finite(new_rows.get(f)) for f in shared._fields])
     running = carry.status == RUNNING
     keep = running & jnp.all(finite)

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, PRNGKeyArray
+from jaxtyping import PRNGKeyArray
 
 from fedstrata.algorithm import Algorithm, Cohort
 from fedstrata.clock import Clock
@@ -101,11 +101,3 @@ def start_values(algorithm: Algorithm, problem: Any, x0: Vector) -> Any:
     if type(state) is not type(algorithm).State:
         raise TypeError(f"{type(algorithm).__name__}.init_server must return its State, not {type(state).__qualname__}")
     return jax.tree.map(lambda a: jnp.asarray(a, x0.dtype) if isinstance(a, (int, float)) else jnp.asarray(a), state)
-
-
-def cohort_of(ids: Array, clock: Clock, key: PRNGKeyArray, counts: Array | None, clients: int, dtype: Any) -> Cohort:
-    """The cohort with these ids (−1: empty slot), weighted evenly or by the given counts."""
-    present = ids >= 0
-    ids = jnp.maximum(ids, 0)
-    raw = present.astype(dtype) if counts is None else jnp.where(present, counts[ids].astype(dtype), 0)
-    return Cohort(clock, ids, present, raw / jnp.sum(raw), key, clients)

@@ -15,6 +15,11 @@ from fedstrata.data.permutation import key_words, permute
 class Selection(eqx.Module):
     """A rule that names the clients of a round."""
 
+    @property
+    def full(self) -> bool:
+        """Whether every slot is filled in every round."""
+        return True
+
     @abstractmethod
     def size(self, clients: int) -> int:
         """Slots in a cohort."""
@@ -106,16 +111,13 @@ class Weighted(Selection):
 class Given(Selection):
     """A schedule: row r names the clients of round r (−1 leaves a slot empty); it starts again when it ends."""
 
-    ids: Any  # (rounds, slots), as nested lists or an array
+    ids: Any  # (rounds, slots)
+    filled: bool = eqx.field(static=True)
 
-    def __post_init__(self) -> None:
-        rows = (
-            [list(r) for r in np.asarray(self.ids).tolist()]
-            if hasattr(self.ids, "shape")
-            else [list(r) for r in self.ids]
-        )
-        if not rows or any(all(i < 0 for i in row) for row in rows):
-            empty = [r for r, row in enumerate(rows) if all(i < 0 for i in row)]
+    def __init__(self, ids: Any):
+        rows = [[int(i) for i in row] for row in ids]
+        empty = [r for r, row in enumerate(rows) if all(i < 0 for i in row)]
+        if not rows or empty:
             raise ValueError(
                 f"Given: round {empty[0] if empty else 0} of the schedule has zero clients; name at least one"
             )
@@ -123,6 +125,11 @@ class Given(Selection):
             raise ValueError("Given: a client stands twice in one round of the schedule")
         width = max(map(len, rows))
         self.ids = np.array([row + [-1] * (width - len(row)) for row in rows], np.int32)
+        self.filled = bool(np.all(self.ids >= 0))
+
+    @property
+    def full(self) -> bool:
+        return self.filled
 
     def size(self, clients: int) -> int:
         return int(self.ids.shape[1])
