@@ -35,6 +35,11 @@ class Pool(eqx.Module):
     def write(self, position: Array | int, rows: PyTree) -> "Pool":
         """These rows written from a position on (say, local step × batch size)."""
         count = jax.tree.leaves(rows)[0].shape[0]
+        for old, new in zip(jax.tree.leaves(self.rows), jax.tree.leaves(rows), strict=True):
+            if new.shape != (count, *old.shape[1:]):
+                raise ValueError(f"Pool.write: rows of shape {new.shape[1:]} into a pool of rows {old.shape[1:]}")
+        if count > self.capacity or (isinstance(position, int) and not 0 <= position <= self.capacity - count):
+            raise ValueError(f"Pool.write: {count} rows from {position} on do not fit into {self.capacity}")
         put = lambda old, new: jax.lax.dynamic_update_slice_in_dim(old, jnp.asarray(new, old.dtype), position, 0)
         valid = put(self.valid, jnp.ones((count,), bool))
         return Pool(jax.tree.map(put, self.rows, rows), self.client, valid, self.capacity, self.history)

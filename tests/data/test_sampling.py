@@ -185,17 +185,12 @@ def test_sampler_refuses_other_batch_sizes(bad):
         sampler(bad)
 
 
-unchecked = pytest.mark.xfail(reason="samplers made directly are not checked", raises=pytest.fail.Exception)
-
-
-@unchecked
 @pytest.mark.parametrize("make", [lambda: WithReplacement(0), lambda: Epochs(-1), lambda: Epochs(4, per_round=0)])
 def test_a_sampler_made_directly_is_checked_too(make):
     with pytest.raises(ValueError, match=r"batch_size|per_round"):
         make()
 
 
-@unchecked
 @pytest.mark.parametrize("counts", [[6, 6], [6, 4, 6]])
 def test_replay_refuses_clients_and_positions_that_do_not_exist(counts):
     """Out of range, look-ups are clamped: the test that Replay drives would look at other examples than it says."""

@@ -170,7 +170,6 @@ def test_a_schedule_that_makes_no_sense_is_refused(ids, words):
         Given(ids).check(4)
 
 
-@pytest.mark.xfail(reason="not checked yet: a bare TypeError, a truncated id, a failure in the first draw", strict=True)
 @pytest.mark.parametrize("make", [lambda: Given([0, 1]), lambda: Given([[0.5, 1]]), lambda: Uniform(2.5).check(4)])
 def test_what_is_not_whole_numbers_in_rounds_is_refused(make):
     with pytest.raises((TypeError, ValueError), match=r"Given|Uniform|cohort"):

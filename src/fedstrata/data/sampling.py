@@ -52,10 +52,19 @@ class Sampler(eqx.Module):
         """Refuse shards that this sampler cannot serve, before anything runs."""
 
 
+def _positive(who: str, **values: Any) -> None:
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+            raise ValueError(f"{who}: {name}={value!r} must be a whole number >= 1")
+
+
 class WithReplacement(Sampler):
     """Independent uniform draws: the sampling that the papers' theory assumes."""
 
     batch_size: int
+
+    def __check_init__(self) -> None:
+        _positive("WithReplacement", batch_size=self.batch_size)
 
     def draw(self, at: Draw, count: Array, capacity: int) -> Index:
         key = stream_key(at.key, at.clock.local_step, at.number)
@@ -74,6 +83,11 @@ class Epochs(Sampler):
 
     batch_size: int
     per_round: int | None = None
+
+    def __check_init__(self) -> None:
+        _positive("Epochs", batch_size=self.batch_size)
+        if self.per_round is not None:
+            _positive("Epochs", per_round=self.per_round)
 
     def draw(self, at: Draw, count: Array, capacity: int) -> Index:
         whole_round = self.per_round is not None
@@ -144,6 +158,16 @@ class Replay(Sampler):
 
     def rows(self, capacity: int) -> int:
         return int(next(iter(self.indices.values())).shape[-1])
+
+    def check(self, counts: np.ndarray, name: Any) -> None:
+        for stream, table in self.indices.items():
+            if np.ndim(table) != 4 or np.shape(table)[2] != len(counts):
+                wanted = f"(rounds, steps, {len(counts)} clients, batch)"
+                raise ValueError(f"Replay: indices[{stream!r}] has shape {np.shape(table)}, expected {wanted}")
+            bad = np.flatnonzero((np.max(table, axis=(0, 1, 3)) >= counts) | (np.min(table, axis=(0, 1, 3)) < 0))
+            if bad.size:
+                client = int(bad[0])
+                raise ValueError(f"Replay: indices[{stream!r}] leave the {counts[client]} examples of {name(client)}")
 
 
 def sampler(batch_size: "int | Literal['all'] | Sampler", sampling: str = "replacement") -> Sampler:

@@ -28,10 +28,10 @@ EXPERIMENT = Experiment(
     cohort=10,
     methods={
         "CentralSGD": {"step_size": 0.3, "local_steps": 10},
-        "FedAvg": {"step_size": 0.1, "local_steps": 10},
-        "FedProx": {"step_size": 0.1, "local_steps": 10, "mu": 0.1},
+        "FedAvg": {"step_size": 0.3, "local_steps": 10},
+        "FedProx": {"step_size": 0.3, "local_steps": 10, "mu": 0.01},
         "Scaffold": {"step_size": 0.1, "local_steps": 10},
-        "FedAdam": {"step_size": 0.1, "local_steps": 10, "server_step_size": 0.01},
+        "FedAdam": {"step_size": 0.3, "local_steps": 10, "server_step_size": 0.01},
     },
     common={"step_size": 0.1, "local_steps": 10},
     grids={

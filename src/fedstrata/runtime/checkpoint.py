@@ -43,6 +43,8 @@ class Checkpoints:
             probe = self.folder / ".writable"
             probe.write_bytes(b"")
             probe.unlink()
+            for part in self.folder.glob("round-*.orbax-checkpoint-tmp*"):  # a killed writer's leavings
+                shutil.rmtree(part, ignore_errors=True)
         except OSError as error:
             raise CheckpointError(
                 f"cannot write checkpoints to {self.folder}: {error.strerror}; choose another folder"
@@ -65,7 +67,10 @@ class Checkpoints:
 
         target = self._path(round)
         about = {"version": VERSION, "round": round, "config": config, "names": list(arrays), "sha256": _digest(arrays)}
-        tree = {f"{i:05d}": np.asarray(a) for i, a in enumerate(arrays.values())}
+        # The array store takes no arrays without elements; their shape and dtype say all there is.
+        empty = {n: [str(a.dtype), list(a.shape)] for n, a in arrays.items() if not a.size}
+        about["empty"] = empty
+        tree = {f"{i:05d}": np.asarray(a) for i, (n, a) in enumerate(arrays.items()) if n not in empty}
         tree["about"] = np.frombuffer(json.dumps(about).encode(), np.uint8)
         try:
             with ocp.PyTreeCheckpointer() as writer:
@@ -88,7 +93,7 @@ class Checkpoints:
 
     def load(self) -> Saved | None:
         """The newest good checkpoint; a damaged one is passed over, and said so. None where there is none at all."""
-        rounds = self.rounds()
+        rounds, damaged = self.rounds(), []
         for round in reversed(rounds):
             try:
                 saved = self._read(round)
@@ -96,7 +101,12 @@ class Checkpoints:
                 log.warning(
                     "checkpoint of round %d in %s is damaged (%s); trying the one before", round, self.folder, error
                 )
+                damaged.append(round)
                 continue
+            for bad in damaged:  # what cannot be read must not count as one to fall back on
+                aside = self.folder / f"damaged-{bad:09d}"
+                shutil.rmtree(aside, ignore_errors=True)
+                self._path(bad).rename(aside)
             if round != rounds[-1]:
                 log.warning("resuming from round %d instead of round %d", round, rounds[-1])
             return saved
@@ -114,7 +124,9 @@ class Checkpoints:
         about = json.loads(bytes(np.asarray(tree.pop("about"), np.uint8)))
         if about["version"] != VERSION:
             raise ValueError(f"it has format {about['version']}, this program reads {VERSION}")
-        arrays = {name: np.asarray(tree[f"{i:05d}"]) for i, name in enumerate(about["names"])}
+        none = {name: np.zeros(shape, dtype) for name, (dtype, shape) in about["empty"].items()}
+        full = {n: np.asarray(tree[f"{i:05d}"]) for i, n in enumerate(about["names"]) if n not in none}
+        arrays = {name: none[name] if name in none else full[name] for name in about["names"]}
         if _digest(arrays) != about["sha256"]:
             raise ValueError("its checksum is wrong")
         return Saved(about["round"], arrays, about["config"])

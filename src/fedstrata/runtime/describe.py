@@ -1,16 +1,19 @@
 """A run in words that survive a restart: what two runs must share for one to go on where the other stopped."""
 
 import dataclasses
+import functools
 import hashlib
+import types
 from collections.abc import Mapping
 from typing import Any
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 
-def describe(value: Any) -> Any:
+def describe(value: Any, seen: tuple[int, ...] = ()) -> Any:
     """Plain JSON for a hyper-parameter, function, module or array; equal things give equal words.
 
     >>> describe({"step_size": 0.1, "optimizer": max})
@@ -18,28 +21,53 @@ def describe(value: Any) -> Any:
     """
     if value is None or isinstance(value, bool | int | float | str):
         return value
+    if id(value) in seen:  # a function that refers to itself
+        return "itself"
+    inside = functools.partial(describe, seen=(*seen, id(value)))
     if isinstance(value, eqx.Module):
-        fields = {f.name: describe(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        fields = {f.name: inside(getattr(value, f.name)) for f in dataclasses.fields(value)}
         return {"type": type(value).__qualname__, **fields}
     if isinstance(value, Mapping):
-        return {str(k): describe(v) for k, v in value.items()}
+        return {str(k): inside(v) for k, v in value.items()}
     if isinstance(value, tuple | list):
-        return [describe(v) for v in value]
+        return [inside(v) for v in value]
+    if isinstance(value, set | frozenset):
+        return ["set", *sorted(str(inside(v)) for v in value)]
+    if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+        value = jax.random.key_data(value)
     if isinstance(value, np.ndarray | np.generic | jax.Array):
         array = np.asarray(value)
         return array.item() if array.shape == () else f"{array.dtype}{array.shape} {_short(array.tobytes())}"
-    return _function(value)
+    if isinstance(value, functools.partial):
+        return ["partial", inside(value.func), inside(value.args), inside(value.keywords)]
+    if isinstance(value, types.MethodType):
+        return [inside(value.__func__), inside(value.__self__)]
+    if isinstance(value, types.CodeType):
+        return _short(value.co_code + repr((inside(value.co_consts), value.co_names)).encode())
+    return _other(value, inside)
 
 
-def _function(value: Any) -> str:
-    """A function by its name and the fingerprint of its code and of what it closes over."""
-    name = getattr(value, "__qualname__", type(value).__qualname__)
+def _other(value: Any, inside: Any) -> Any:
+    """A function by its name, its code, its defaults and what it closes over; an object by its type and fields."""
     code = getattr(value, "__code__", None)
-    if code is None:
+    if code is not None:
+        cells = [inside(_contents(cell)) for cell in (value.__closure__ or ())]
+        defaults = inside((value.__defaults__, value.__kwdefaults__))
+        return f"{value.__qualname__} {_short(repr((inside(code), cells, defaults)).encode())}"
+    if hasattr(value, "__wrapped__"):
+        return [type(value).__qualname__, inside(value.__wrapped__)]
+    name = getattr(value, "__qualname__", None)
+    if name is not None:
         return name
-    constants = [c for c in code.co_consts if not hasattr(c, "co_code")]
-    cells = [describe(c.cell_contents) for c in (getattr(value, "__closure__", None) or ())]
-    return f"{name} {_short(code.co_code + repr((constants, cells, code.co_names)).encode())}"
+    fields = getattr(value, "__dict__", None)
+    return [type(value).__qualname__, inside(fields) if fields else repr(value).split(" at 0x")[0]]
+
+
+def _contents(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not yet set
+        return None
 
 
 def _short(data: bytes) -> str:

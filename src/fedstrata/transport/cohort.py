@@ -31,6 +31,8 @@ class Selection(eqx.Module):
     def check(self, clients: int) -> None:
         """Refuse what cannot be drawn, before anything runs."""
         size = self.size(clients)
+        if isinstance(size, bool) or not isinstance(size, int | np.integer):
+            raise ValueError(f"a cohort of {size!r} clients cannot be drawn; give a whole number")
         if not 1 <= size <= clients:
             raise ValueError(f"a cohort of {size} clients cannot be drawn from {clients}; choose 1 to {clients}")
 
@@ -115,7 +117,10 @@ class Given(Selection):
     filled: bool = eqx.field(static=True)
 
     def __init__(self, ids: Any):
-        rows = [[int(i) for i in row] for row in ids]
+        rows = [np.atleast_1d(row).tolist() if np.ndim(row) == 1 else None for row in ids]
+        if any(row is None or any(int(i) != i for i in row) for row in rows):
+            raise ValueError("Given: the schedule must hold a list of whole client ids for every round")
+        rows = [[int(i) for i in row or []] for row in rows]
         empty = [r for r, row in enumerate(rows) if all(i < 0 for i in row)]
         if not rows or empty:
             raise ValueError(
