@@ -36,6 +36,7 @@ from fedstrata.problems.average import Average as Average
 from fedstrata.problems.base import Oracle as Oracle
 from fedstrata.problems.base import Problem as Problem
 from fedstrata.problems.base import SmoothOracle as SmoothOracle
+from fedstrata.report import JsonLines as JsonLines
 from fedstrata.report import compare as compare
 from fedstrata.report import plot as plot
 from fedstrata.runtime.checkpoint import CheckpointError as CheckpointError

@@ -33,7 +33,7 @@ class Pool(eqx.Module):
         return cls(rows, jnp.full((capacity,), -1, jnp.int32), jnp.zeros((capacity,), bool), capacity, history)
 
     def write(self, position: Array | int, rows: PyTree) -> "Pool":
-        """These rows written from a position on (say, local step × batch size)."""
+        """These rows written from a position on (say, local step × batch size), which must leave room for them."""
         count = jax.tree.leaves(rows)[0].shape[0]
         for old, new in zip(jax.tree.leaves(self.rows), jax.tree.leaves(rows), strict=True):
             if new.shape != (count, *old.shape[1:]):

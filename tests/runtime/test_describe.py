@@ -89,7 +89,7 @@ DIFFERENT = {
     "optimizer": (optax.sgd, optax.adam),
     "order": ([1, 2], [2, 1]),
 }
-MISSED = {  # what is not seen yet: a run could be resumed with another loss or optimizer
+HIDDEN = {  # unseen, they would let a run be resumed with another loss or optimizer
     "partial": (functools.partial(optax.sgd, momentum=0.9), functools.partial(optax.sgd, momentum=0.5)),
     "default": (lambda x, a=1.0: a * x, lambda x, a=2.0: a * x),
     "nested function": (lambda x: jax.vmap(lambda y: y * 2)(x), lambda x: jax.vmap(lambda y: y * 3)(x)),
@@ -107,7 +107,7 @@ def test_different_things_have_different_words(left, right):
         assert json.loads(json.dumps(describe(thing))) == describe(thing)
 
 
-@pytest.mark.parametrize(("left", "right"), MISSED.values(), ids=MISSED)
+@pytest.mark.parametrize(("left", "right"), HIDDEN.values(), ids=HIDDEN)
 def test_hidden_differences_are_seen_too(left, right):
     assert describe(left) != describe(right)
 

@@ -1,7 +1,7 @@
 """Which examples a step looks at. A sampler answers with positions inside one client's shard."""
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import equinox as eqx
@@ -48,8 +48,8 @@ class Sampler(eqx.Module):
         """Whether a client may be done before the others; its remaining steps then change nothing."""
         return False
 
-    def check(self, counts: np.ndarray, name: Any) -> None:
-        """Refuse shards that this sampler cannot serve, before anything runs."""
+    def check(self, counts: np.ndarray, name: Any, streams: Sequence[str] | None = None) -> None:
+        """Refuse shards that this sampler cannot serve to these streams (None: all), before anything runs."""
 
 
 def _positive(who: str, **values: Any) -> None:
@@ -114,7 +114,9 @@ class Epochs(Sampler):
         """The local steps that `per_round` epochs take on the largest client."""
         return int(np.ceil((self.per_round or 1) * counts.max() / self.batch_size))
 
-    def check(self, counts: np.ndarray, name: Any) -> None:
+    def check(self, counts: np.ndarray, name: Any, streams: Sequence[str] | None = None) -> None:
+        if self.per_round is not None:
+            return  # a batch may then be larger than a shard: what lies beyond the last epoch does not count
         small = np.flatnonzero(counts < self.batch_size)
         if small.size:
             raise ValueError(
@@ -159,8 +161,10 @@ class Replay(Sampler):
     def rows(self, capacity: int) -> int:
         return int(next(iter(self.indices.values())).shape[-1])
 
-    def check(self, counts: np.ndarray, name: Any) -> None:
+    def check(self, counts: np.ndarray, name: Any, streams: Sequence[str] | None = None) -> None:
         for stream, table in self.indices.items():
+            if streams is not None and stream not in streams:
+                continue
             if np.ndim(table) != 4 or np.shape(table)[2] != len(counts):
                 wanted = f"(rounds, steps, {len(counts)} clients, batch)"
                 raise ValueError(f"Replay: indices[{stream!r}] has shape {np.shape(table)}, expected {wanted}")
@@ -169,18 +173,27 @@ class Replay(Sampler):
                 client = int(bad[0])
                 raise ValueError(f"Replay: indices[{stream!r}] leave the {counts[client]} examples of {name(client)}")
 
+    def check_length(self, rounds: int, steps: int) -> None:
+        """Refuse a table that ends before the run does."""
+        for stream, table in self.indices.items():
+            have = np.shape(table)[:2]
+            if have[0] < rounds or have[1] < steps:
+                raise ValueError(
+                    f"Replay: indices[{stream!r}] have {have[0]} rounds × {have[1]} steps, {rounds} × {steps} are run"
+                )
+
 
 def sampler(batch_size: "int | Literal['all'] | Sampler", sampling: str = "replacement") -> Sampler:
     """The sampler that `batch_size` and `sampling` ("replacement" or "epochs") name."""
     if isinstance(batch_size, Sampler):
         return batch_size
+    kinds = {"replacement": WithReplacement, "epochs": Epochs}
+    if sampling not in kinds:
+        raise unknown("sampling", sampling, kinds)
     if batch_size == "all":
         return Whole()
     if isinstance(batch_size, bool) or not isinstance(batch_size, (int, np.integer)) or batch_size < 1:
         raise ValueError(f'batch_size={batch_size!r} must be a whole number >= 1, "all", or a Sampler')
-    kinds = {"replacement": WithReplacement, "epochs": Epochs}
-    if sampling not in kinds:
-        raise unknown("sampling", sampling, kinds)
     return kinds[sampling](int(batch_size))
 
 

@@ -66,7 +66,7 @@ def _panel(
     axes: "Axes", lines: Sequence[Series], curves: Sequence[Curve], column: str, x: str, references: Sequence[str]
 ) -> None:
     gain = higher_is_better(column)
-    if not gain and _spans(curves, 30):
+    if not gain and _spans(curves, 10):
         axes.set_yscale("log", nonpositive="mask")
     for number, (line, c) in enumerate(zip(lines, curves, strict=True)):
         colour, style = COLOURS[number % len(COLOURS)], STYLES[number % len(STYLES)]
@@ -94,9 +94,10 @@ def _spans(curves: Sequence[Curve], factor: float) -> bool:
 
 def _zoom(curves: Sequence[Curve]) -> tuple[float, float]:
     """Where gains end up is what differs: the first sixth of the way may start below the frame."""
-    best = max((np.nanmax(c.high) for c in curves if np.isfinite(c.middle).any()), default=1.0)
-    later = [np.nanmin(c.low[len(c.low) // 6 :]) for c in curves if np.isfinite(c.middle[-1])]
-    low = min(later, default=0.0)
+    ends = [c for c in curves if np.isfinite(c.middle[-1])]
+    later = [(c.low[len(c.low) // 6 :], c.high[len(c.high) // 6 :]) for c in ends]
+    low = min((np.nanmin(under) for under, _ in later), default=0.0)
+    best = max((np.nanmax(over) for _, over in later), default=1.0)
     room = 0.06 * max(best - low, 1e-3)
     return low - room, best + room
 

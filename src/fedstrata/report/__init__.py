@@ -3,6 +3,7 @@
 from fedstrata.report.axes import higher_is_better as higher_is_better
 from fedstrata.report.history import WALL_CLOCK as WALL_CLOCK
 from fedstrata.report.history import History as History
+from fedstrata.report.logger import JsonLines as JsonLines
 from fedstrata.report.plots import plot as plot
 from fedstrata.report.progress import Progress as Progress
 from fedstrata.report.tables import Comparison as Comparison

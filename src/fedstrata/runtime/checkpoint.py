@@ -1,12 +1,13 @@
 """Checkpoints: atomic, versioned, checked. The state is everything, so what is saved is complete by construction."""
 
+import contextlib
 import errno
 import hashlib
 import json
 import logging
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -73,7 +74,7 @@ class Checkpoints:
         tree = {f"{i:05d}": np.asarray(a) for i, (n, a) in enumerate(arrays.items()) if n not in empty}
         tree["about"] = np.frombuffer(json.dumps(about).encode(), np.uint8)
         try:
-            with ocp.PyTreeCheckpointer() as writer:
+            with _quiet(), ocp.PyTreeCheckpointer() as writer:
                 writer.save(target, tree, force=True)
         except Exception as error:
             kept = self.rounds()
@@ -93,7 +94,7 @@ class Checkpoints:
 
     def load(self) -> Saved | None:
         """The newest good checkpoint; a damaged one is passed over, and said so. None where there is none at all."""
-        rounds, damaged = self.rounds(), []
+        rounds, damaged = self.rounds(), {}
         for round in reversed(rounds):
             try:
                 saved = self._read(round)
@@ -101,19 +102,19 @@ class Checkpoints:
                 log.warning(
                     "checkpoint of round %d in %s is damaged (%s); trying the one before", round, self.folder, error
                 )
-                damaged.append(round)
+                damaged[round] = error
                 continue
             for bad in damaged:  # what cannot be read must not count as one to fall back on
                 aside = self.folder / f"damaged-{bad:09d}"
                 shutil.rmtree(aside, ignore_errors=True)
-                self._path(bad).rename(aside)
+                with contextlib.suppress(OSError):  # reading is allowed where writing is not
+                    self._path(bad).rename(aside)
             if round != rounds[-1]:
                 log.warning("resuming from round %d instead of round %d", round, rounds[-1])
             return saved
         if rounds:
-            raise CheckpointError(
-                f"no checkpoint in {self.folder} can be read (rounds {rounds}); delete it to start again"
-            )
+            newest = f"round {rounds[-1]}: {damaged[rounds[-1]]}"
+            raise CheckpointError(f"no checkpoint in {self.folder} can be read ({newest}); delete it to start again")
         return None
 
     def _read(self, round: int) -> Saved:
@@ -133,6 +134,18 @@ class Checkpoints:
 
     def _path(self, round: int) -> Path:
         return self.folder / f"round-{round:09d}"
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the tracebacks that orbax logs beside raising: the error says it once."""
+    logger = logging.getLogger("absl")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def _digest(arrays: Mapping[str, np.ndarray]) -> str:

@@ -107,7 +107,8 @@ def world_of(
             raise ValueError(
                 f"{empty} has no examples in split {name!r}; drop it with federation.select, or give it data"
             )
-        rule.check(counts, federation.names.__getitem__)
+        streams = [stream for stream, split in problem.streams.items() if split == name]
+        rule.check(counts, federation.names.__getitem__, streams)
     # One copy on the device serves training and evaluation.
     placed = {
         n: Split(jax.tree.map(jnp.asarray, s.examples), s.offsets, s.pooled) for n, s in federation.splits.items()

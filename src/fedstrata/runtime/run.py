@@ -10,7 +10,7 @@ import numpy as np
 
 from fedstrata.algorithm import Algorithm
 from fedstrata.data.federation import Federation
-from fedstrata.data.sampling import sampler
+from fedstrata.data.sampling import Replay, sampler
 from fedstrata.errors import unknown
 from fedstrata.problems.base import Problem
 from fedstrata.report.axes import sign
@@ -63,6 +63,8 @@ def prepare(
     check_parameters(points)
     problem.check(x0, federation)
     rule = sampler(batch_size, sampling)
+    if isinstance(rule, Replay):
+        rule.check_length(rounds, algorithm.local_steps)
     world = world_of(problem, algorithm, federation, rule, cohort, weights, monitor, evaluate, x0.dtype)
     values, rest, axes = spread(algorithm, sweep or {}, listed, x0.dtype)
     all_x0, keys = repeat_runs(points, listed, int(np.prod([len(v) for v in axes.values()])))
