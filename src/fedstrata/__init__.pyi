@@ -1,5 +1,6 @@
 from fedstrata import algorithms as algorithms
 from fedstrata import data as data
+from fedstrata import experiments as experiments
 from fedstrata import models as models
 from fedstrata.algorithm import Algorithm as Algorithm
 from fedstrata.algorithm import Cohort as Cohort

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedstrata.files import replacing
 from fedstrata.report import History
-from fedstrata.report.files import replacing
 
 FORMATS = {
     "jsonl": (History.to_jsonl, History.from_jsonl),

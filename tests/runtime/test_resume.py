@@ -126,6 +126,12 @@ def test_a_finished_run_may_be_made_longer(tmp_path):
     assert longer.history == run().history
 
 
+def test_a_longer_run_keeps_the_evaluation_period_it_began_with(tmp_path):
+    run(checkpoint=tmp_path, rounds=150, evaluate_every=None)  # by default every second round
+    longer = run(checkpoint=tmp_path, rounds=500, evaluate_every=None, resume=True)  # alone it would be every fifth
+    assert longer.history == run(rounds=500, evaluate_every=2).history
+
+
 def test_a_used_folder_is_not_overwritten_by_accident(tmp_path):
     run(checkpoint=tmp_path, rounds=2)
     with pytest.raises(fs.CheckpointError, match="already holds checkpoints; resume that run, or choose another"):

@@ -10,7 +10,7 @@ from typing import Any
 
 from fedstrata import __version__
 from fedstrata.commands.parsing import Mistake
-from fedstrata.report.files import replacing
+from fedstrata.files import replacing
 
 CONFIG = "config.json"
 CHECKPOINTS = "checkpoints"

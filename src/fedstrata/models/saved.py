@@ -13,11 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedstrata.errors import unknown
+from fedstrata.files import replacing
 from fedstrata.models.base import Model, Params
 from fedstrata.models.cnn import CNN
 from fedstrata.models.linear import Linear
 from fedstrata.models.mlp import MLP
-from fedstrata.report.files import replacing
 
 Task = Literal["classification", "regression"]
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 import numpy as np
 
 from fedstrata.errors import unknown
+from fedstrata.files import replacing
 from fedstrata.report.axes import higher_is_better
-from fedstrata.report.files import replacing
 from fedstrata.report.history import History
 from fedstrata.report.labels import label_ends
 from fedstrata.report.series import series

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from fedstrata.report.files import replacing
+from fedstrata.files import replacing
 
 if TYPE_CHECKING:
     import pandas

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedstrata.files import replacing
+
 VERSION = 1
 KEEP = 2  # the newest, and one to fall back on
 
@@ -57,6 +59,13 @@ class Checkpoints:
                 "free some space or choose another folder"
             )
 
+    def config(self) -> dict[str, Any]:
+        """The settings of the run that was last saved here, without its arrays; empty where there is none."""
+        try:
+            return json.loads((self.folder / "settings.json").read_text())
+        except (OSError, ValueError):
+            return {}
+
     def rounds(self) -> list[int]:
         """The rounds of all finished checkpoints, oldest first."""
         names = [p.name for p in self.folder.glob("round-*")] if self.folder.is_dir() else []
@@ -76,6 +85,8 @@ class Checkpoints:
         try:
             with _quiet(), ocp.PyTreeCheckpointer() as writer:
                 writer.save(target, tree, force=True)
+            with replacing(self.folder / "settings.json") as part:
+                part.write_text(json.dumps(config, indent=2))
         except Exception as error:
             kept = self.rounds()
             for part in self.folder.glob(f"{target.name}.orbax-checkpoint-tmp*"):

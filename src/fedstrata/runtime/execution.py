@@ -1,5 +1,6 @@
 """How a cohort's clients are executed: all at once, one by one, or in chunks. `auto` measures once and remembers."""
 
+import contextlib
 import hashlib
 import json
 import os
@@ -10,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from fedstrata.files import replacing
 from fedstrata.runtime.describe import describe
 from fedstrata.runtime.job import Job
 from fedstrata.runtime.simulate import Plan
@@ -104,10 +106,5 @@ def _memory() -> dict[str, Any]:
 
 def _remember(memory: dict[str, Any]) -> None:
     """Losing this costs a measurement, so a cache that cannot be written is no error."""
-    try:
-        cache_folder().mkdir(parents=True, exist_ok=True)
-        part = cache_folder() / f"execution.json.{os.getpid()}"
+    with contextlib.suppress(OSError), replacing(cache_folder() / "execution.json") as part:
         part.write_text(json.dumps(memory))
-        part.replace(cache_folder() / "execution.json")
-    except OSError:
-        pass

@@ -1,7 +1,9 @@
 """A job: one algorithm on one federation, over swept values × seeds, ready to be advanced as one program."""
 
 import itertools
+import os
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -33,6 +35,7 @@ class Job(NamedTuple):
     ledger: Ledger
     rounds: int
     every: int  # rounds between evaluations
+    threads: int = 1  # equal groups of runs, side by side: small programs leave the other cores idle
 
     @property
     def runs(self) -> int:
@@ -49,7 +52,23 @@ class Job(NamedTuple):
         in_place: the given carry is used up, which saves copying the local state of all clients.
         """
         program = _advance_in_place if in_place else _advance
-        return program(self._fixed(first, last, own), carry)
+        if self.threads == 1 or in_place:
+            return program(self._fixed(first, last, own), carry)
+        size = self.runs // self.threads
+        cut = lambda tree, i: jax.tree.map(lambda a: a[i : i + size], tree)
+        parts = [cut((self.values, self.x0, self.keys, carry, own), i) for i in range(0, self.runs, size)]
+
+        def step(part: tuple) -> Any:
+            values, x0, keys, carry, own = part
+            group = self._replace(values=values, x0=x0, keys=keys)
+            return jax.block_until_ready(program(group._fixed(first, last, own), carry))
+
+        if first == last:  # one thread compiles, the others find it done
+            done = [step(part) for part in parts]
+        else:
+            with ThreadPoolExecutor(self.threads) as pool:
+                done = list(pool.map(step, parts))
+        return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *done)
 
     def _fixed(self, first: int, last: int, own: Any = None) -> tuple:
         span = Span(*(jnp.asarray(v, jnp.int32) for v in (first, last, self.every, self.rounds)))
@@ -98,6 +117,12 @@ def _solutions(world: World, values: Any, rest: Any, carry: Carry) -> Vector:
     show = simulate.show_server
     one = lambda c, v: eqx.combine(v, rest).solution(world.problem, show(c.shared))
     return _over_runs(one, carry, values)
+
+
+def threads_for(runs: int) -> int:
+    """On a CPU, the most equal groups of runs that there are cores for."""
+    cores = os.cpu_count() or 1 if jax.default_backend() == "cpu" else 1
+    return max(n for n in range(1, min(cores, runs) + 1) if runs % n == 0)
 
 
 def seed_list(seeds: int | Sequence[int]) -> list[int]:

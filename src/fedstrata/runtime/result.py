@@ -63,13 +63,16 @@ class Result:
     def save_model(self, path: Any, **labels: Any) -> None:
         """The trained model of one run as a file that `fs.load_model` reads (the problem must have a model)."""
         from fedstrata.models.saved import save_model
+        from fedstrata.problems.losses import Regression
 
-        model = getattr(getattr(self.problem, "loss", None), "model", None)
+        loss = getattr(self.problem, "loss", None)
+        model = getattr(loss, "model", None)
         if model is None:
             raise ValueError(
                 "Result.save_model: this problem was not made from a model; save `result.solution()` yourself"
             )
-        save_model(path, model, self.solution(**labels), {"algorithm": self.label, "rounds": self.rounds})
+        task = "regression" if isinstance(loss, Regression) else "classification"
+        save_model(path, model, self.solution(**labels), {"algorithm": self.label, "rounds": self.rounds}, task)
 
     def plot(self, y: str = "objective", x: Any = "round", path: Any = None, **options: Any) -> "Figure":
         """Mean and band over seeds of one column; see `fs.plot` for several results together."""

@@ -23,7 +23,7 @@ def config_of(
 ) -> dict:
     """Everything that decides a trajectory, as plain JSON. (`rounds` is not in it: a run may be made longer.)"""
     values = {f"{type(algorithm).__name__}.{k}": describe(v) for k, v in hyperparameters(algorithm).items()}
-    skip = ("params", "execution")
+    skip = ("params", "execution", "evaluate_every")
     config = {
         "algorithm": type(algorithm).__name__,
         **values,
@@ -34,6 +34,7 @@ def config_of(
         "axes": job.axes,
         "every": job.every,
         "execution": job.plan.execution,
+        "threads": job.threads,
         "jax": jax.__version__,
         "device": jax.default_backend(),
     }

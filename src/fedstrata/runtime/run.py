@@ -17,7 +17,7 @@ from fedstrata.report.axes import sign
 from fedstrata.report.progress import Progress
 from fedstrata.runtime.checkpoint import CheckpointError, Checkpoints
 from fedstrata.runtime.execution import settle
-from fedstrata.runtime.job import Job, ledger_of, repeat_runs, seed_list, spread, start_points
+from fedstrata.runtime.job import Job, ledger_of, repeat_runs, seed_list, spread, start_points, threads_for
 from fedstrata.runtime.prepare import Weights, check_parameters, check_solves, world_of
 from fedstrata.runtime.progress import Callback, Run
 from fedstrata.runtime.result import DivergenceWarning, Result
@@ -79,6 +79,7 @@ def prepare(
         explosion=float(explosion),
     )
     job = Job(world, plan, values, rest, all_x0, keys, axes, ledger_of(world, algorithm, x0), int(rounds), int(every))
+    job = job._replace(threads=threads_for(job.runs))
     if select is not None:
         columns = jax.eval_shape(lambda: measure(world, algorithm, plan._replace(select=None), _shared(job))[1])
         if select not in columns:
@@ -115,8 +116,10 @@ def run(
     checkpoint, checkpoint_every, resume: a folder, seconds between checkpoints, and whether to go on from the last.
     callbacks: functions of (round, row), called for every recorded round. progress: show a progress bar.
     """
-    job = prepare(problem, algorithm, federation, rounds=rounds, **options)
     store = None if checkpoint is None else Checkpoints(checkpoint)
+    if store and resume and options.get("evaluate_every") is None:  # its default depends on rounds, which may grow
+        options["evaluate_every"] = store.config().get("every")
+    job = prepare(problem, algorithm, federation, rounds=rounds, **options)
     config = config_of(job, problem, algorithm, federation, options) if store else {}
     began = time.perf_counter()
     state = restore(job, store, config) if store and resume else None
