@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import shutil
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -46,8 +47,7 @@ class Checkpoints:
             probe = self.folder / ".writable"
             probe.write_bytes(b"")
             probe.unlink()
-            for part in self.folder.glob("round-*.orbax-checkpoint-tmp*"):  # a killed writer's leavings
-                shutil.rmtree(part, ignore_errors=True)
+            self._clear("round-*.orbax-checkpoint-tmp*")  # a killed writer's leavings
         except OSError as error:
             raise CheckpointError(
                 f"cannot write checkpoints to {self.folder}: {error.strerror}; choose another folder"
@@ -89,8 +89,7 @@ class Checkpoints:
                 part.write_text(json.dumps(config, indent=2))
         except Exception as error:
             kept = self.rounds()
-            for part in self.folder.glob(f"{target.name}.orbax-checkpoint-tmp*"):
-                shutil.rmtree(part, ignore_errors=True)
+            self._clear(f"{target.name}.orbax-checkpoint-tmp*")
             full = (
                 getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
                 or "no space left" in str(error).lower()
@@ -142,6 +141,15 @@ class Checkpoints:
         if _digest(arrays) != about["sha256"]:
             raise ValueError("its checksum is wrong")
         return Saved(about["round"], arrays, about["config"])
+
+    def _clear(self, pattern: str) -> None:
+        """Remove unfinished checkpoints; a writer that is just failing may add to one while it goes."""
+        for _ in range(10):
+            for part in self.folder.glob(pattern):
+                shutil.rmtree(part, ignore_errors=True)
+            if not any(self.folder.glob(pattern)):
+                return
+            time.sleep(0.05)
 
     def _path(self, round: int) -> Path:
         return self.folder / f"round-{round:09d}"
