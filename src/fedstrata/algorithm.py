@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, get_type_hints
 
 import equinox as eqx
 import jax
@@ -102,7 +102,8 @@ class Algorithm(eqx.Module):
     State: ClassVar[Any]
     merge_at_init: ClassVar[bool] = False  # merge what `init_client` made of the first cohort, before round 0
     centralised: ClassVar[bool] = False  # runs on the pooled data of all clients, and sends nothing
-    local_steps: eqx.AbstractVar[int]
+    if not TYPE_CHECKING:  # a type checker would take it for the first field of every algorithm; see `steps_of`
+        local_steps: eqx.AbstractVar[int]
 
     def init_server(self, problem: Any, x0: Vector) -> Any:
         raise TypeError(f"{type(self).__name__} must define init_server(problem, x0) -> State")
@@ -135,7 +136,7 @@ class Algorithm(eqx.Module):
     def phases(self, problem: Any) -> list[Phase]:
         """The exchanges of a round; one by default."""
         begin, end, server = self.local_begin, self.local_end, self.server_step
-        return [Phase(self.local_step, self.local_steps, begin=begin, end=end, server_step=server)]
+        return [Phase(self.local_step, steps_of(self), begin=begin, end=end, server_step=server)]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -152,8 +153,14 @@ class Algorithm(eqx.Module):
                 raise TypeError(f"{name}: {field} = {value!r} must be a number or an optax schedule")
             if not bounds.holds(value):
                 raise ValueError(f"{name}: {field} = {value} is out of range; it must be {bounds}")
-        if not isinstance(self.local_steps, int) or self.local_steps < 1:
-            raise ValueError(f"{name}: local_steps = {self.local_steps!r} must be a whole number >= 1")
+        steps = steps_of(self)
+        if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+            raise ValueError(f"{name}: local_steps = {steps!r} must be a whole number >= 1")
+
+
+def steps_of(algorithm: Algorithm) -> int:
+    """Local steps in a round: a field or a constant of every algorithm."""
+    return algorithm.local_steps  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def reals(algorithm: Algorithm | type[Algorithm]) -> dict[str, Range]:

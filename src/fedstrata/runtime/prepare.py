@@ -38,7 +38,7 @@ def full_data(federation: Federation, weights: Weights = "uniform", dtype: Any =
     """Every split whole, for `problem.objective(x, full)` and the other exact evaluations.
 
     >>> fed = Federation.from_clients([{"x": np.zeros(3)}, {"x": np.ones(1)}])
-    >>> np.round(full_data(fed)["train"].weight * 6, 5).tolist()  # each client counts one half
+    >>> [round(6 * float(w), 5) for w in full_data(fed)["train"].weight]  # each client counts one half
     [1.0, 1.0, 1.0, 3.0]
     """
     dtype = jnp.zeros(()).dtype if dtype is None else dtype

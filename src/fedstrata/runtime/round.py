@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PRNGKeyArray
 
-from fedstrata.algorithm import Algorithm, Cohort, Phase, at_time
+from fedstrata.algorithm import Algorithm, Cohort, Phase, at_time, steps_of
 from fedstrata.clock import BEGIN, END, Clock
 from fedstrata.data.sampling import Sampler
 from fedstrata.memory import Pool
@@ -126,7 +126,7 @@ def _exchange(
 def _local_work(
     setting: Setting, number: int, repetition: Array, member: Member, now: Clock, start: Any, sight: ClientSight
 ) -> Any:
-    problem, rule, steps = setting.problem, setting.sampler, setting.algorithm.local_steps
+    problem, rule, steps = setting.problem, setting.sampler, steps_of(setting.algorithm)
     phase = setting.algorithm.phases(problem)[number]
     shard = {s: f.view(member.starts[s], member.counts[s]) for s, f in setting.flat.items()}
     key = member.key

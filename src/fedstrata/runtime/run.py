@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedstrata.algorithm import Algorithm
+from fedstrata.algorithm import Algorithm, steps_of
 from fedstrata.data.federation import Federation
 from fedstrata.data.sampling import Replay, sampler
 from fedstrata.errors import unknown
@@ -64,7 +64,7 @@ def prepare(
     problem.check(x0, federation)
     rule = sampler(batch_size, sampling)
     if isinstance(rule, Replay):
-        rule.check_length(rounds, algorithm.local_steps)
+        rule.check_length(rounds, steps_of(algorithm))
     world = world_of(problem, algorithm, federation, rule, cohort, weights, monitor, evaluate, x0.dtype)
     values, rest, axes = spread(algorithm, sweep or {}, listed, x0.dtype)
     all_x0, keys = repeat_runs(points, listed, int(np.prod([len(v) for v in axes.values()])))

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PRNGKeyArray
 
-from fedstrata.algorithm import Algorithm, Cohort
+from fedstrata.algorithm import Algorithm, Cohort, steps_of
 from fedstrata.clock import Clock, domain
 from fedstrata.data.sampling import Sampler
 from fedstrata.memory import Pool
@@ -88,7 +88,7 @@ def cohort_at(world: World, algorithm: Algorithm, key: PRNGKeyArray, round: Arra
     """The clients of a round, weighted evenly or by their counts."""
     now = jax.random.fold_in(domain(key, "cohort"), round)
     ids = world.selection.draw(now, round, world.clients)
-    clock = Clock.at(round, algorithm.local_steps, algorithm.local_steps - 1)
+    clock = Clock.at(round, steps_of(algorithm), steps_of(algorithm) - 1)
     present = jnp.ones(ids.shape, bool) if world.selection.full else ids >= 0
     weights = present.astype(dtype)
     if world.counts is not None:

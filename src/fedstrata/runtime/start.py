@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PRNGKeyArray
 
-from fedstrata.algorithm import Algorithm, Cohort
+from fedstrata.algorithm import Algorithm, Cohort, steps_of
 from fedstrata.clock import Clock
 from fedstrata.memory import Pool
 from fedstrata.placement import placements, select
@@ -62,7 +62,7 @@ def init_one(setting: Setting, member: Member) -> Any:
     """`init_client` of one client, on its own data."""
     algorithm, problem, template = setting.algorithm, setting.problem, setting.template
     shard = {s: f.view(member.starts[s], member.counts[s]) for s, f in setting.flat.items()}
-    clock = Clock.at(0, algorithm.local_steps)
+    clock = Clock.at(0, steps_of(algorithm))
     draws = problem.draws(shard, member.key, setting.sampler, clock, member.id, member.lasting_key)
     oracle = problem.oracle(shard, member.key, setting.sampler, clock=clock, client=member.id, draws=draws)
     view = window(template, setting.flat)

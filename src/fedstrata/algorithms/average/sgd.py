@@ -26,7 +26,7 @@ class FedSGD(Algorithm):
     """
 
     step_size: float = real(above=0)
-    local_steps: ClassVar[int] = 1  # pyright: ignore[reportIncompatibleVariableOverride]
+    local_steps: ClassVar[int] = 1
 
     class State(NamedTuple):
         x: Broadcast[Vector]
