@@ -21,7 +21,7 @@ class FedAvg(Algorithm):
     >>> FedAvg(step_size=0.1, local_steps=10)
     FedAvg(step_size=0.1, local_steps=10)
 
-    Reference: mcmahan2017, Algorithm 1 (there in epochs: `sampling=fs.Epochs(batch_size, per_round=E)`).
+    Reference: mcmahan2017, Algorithm 1 (there in epochs: `batch_size=fs.Epochs(B, per_round=E)`).
     """
 
     step_size: float = real(above=0)
