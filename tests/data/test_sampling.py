@@ -8,7 +8,8 @@ import pytest
 from scipy.stats import chisquare
 
 from fedstrata.clock import Clock
-from fedstrata.data.sampling import Balanced, Draw, Epochs, Replay, Sample, View, Whole, WithReplacement, sampler
+from fedstrata.data.sampling import Balanced, Draw, Epochs, Replay, Whole, WithReplacement, sampler
+from fedstrata.data.shard import Sample, View
 
 SAMPLERS = [WithReplacement(3), Epochs(3), Epochs(3, per_round=2), Whole()]
 

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
 from fedstrata.clock import Clock, stream_key
-from fedstrata.data.sampling import Draw, Index, Sample, Sampler, Shard, sampler
+from fedstrata.data.sampling import Draw, Index, Sampler, sampler
+from fedstrata.data.shard import Sample, Shard
 from fedstrata.vector import Vector
 
 

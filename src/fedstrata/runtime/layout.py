@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, PyTree
 
-from fedstrata.data.sampling import View
+from fedstrata.data.shard import View
 from fedstrata.memory import PerExample, Pool, is_per_example
 from fedstrata.placement import placements, select
 
