@@ -1,10 +1,18 @@
-"""Files that are either whole or not there."""
+"""Files that are either whole or not there, and the folder for those that may be lost."""
 
 import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+
+def cache_folder() -> Path:
+    """Where the library keeps what it may forget: `$FEDSTRATA_CACHE`, or fedstrata in the platform's cache folder."""
+    if folder := os.environ.get("FEDSTRATA_CACHE"):
+        return Path(folder).expanduser()
+    root = os.environ.get("LOCALAPPDATA" if os.name == "nt" else "XDG_CACHE_HOME")
+    return (Path(root) if root else Path.home() / ".cache") / "fedstrata"
 
 
 @contextmanager

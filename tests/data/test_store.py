@@ -34,7 +34,7 @@ def put(folder, content=GOOD, name="toy.txt"):
 def test_shared_folder_comes_before_cache_before_download(one_file):
     root, _ = one_file
     downloaded = store.find("toy", "toy.txt")
-    assert downloaded == root / "cache" / "toy" / "toy.txt"
+    assert downloaded == root / "cache" / "data" / "toy" / "toy.txt"
     assert list(downloaded.parent.iterdir()) == [downloaded]  # no temporary file is left
     (root / "official" / "toy.txt").unlink()
     assert store.find("toy", "toy.txt") == downloaded
@@ -53,7 +53,7 @@ def test_cache_default_is_in_the_home_folder(monkeypatch, tmp_path):
 
 def test_a_damaged_file_is_refused_even_if_an_intact_one_follows(one_file):
     root, entry = one_file
-    put(root / "cache")
+    put(root / "cache" / "data")
     damaged = put(root / "shared", b"0 2\n")
     with pytest.raises(ValueError, match="is not the expected file") as caught:
         store.find("toy", "toy.txt")
@@ -68,7 +68,7 @@ def test_a_damaged_download_is_thrown_away(one_file):
     (root / "official" / "toy.txt").write_bytes(b"<html>sorry</html>")
     with pytest.raises(ValueError, match="was thrown away"):
         store.find("toy", "toy.txt")
-    assert list((root / "cache" / "toy").iterdir()) == []
+    assert list((root / "cache" / "data" / "toy").iterdir()) == []
 
 
 def test_offline_message_names_all_places_and_what_to_do(one_file, monkeypatch):
@@ -78,7 +78,7 @@ def test_offline_message_names_all_places_and_what_to_do(one_file, monkeypatch):
         store.find("toy", "toy.txt")
     for part in (
         str(root / "shared" / "toy"),
-        str(root / "cache" / "toy"),
+        str(root / "cache" / "data" / "toy"),
         entry["url"],
         entry["sha256"],
         "copy the file",
@@ -97,7 +97,7 @@ def test_an_official_unpacked_file_is_as_good_as_ours(one_file):
     forms["unpacked"] = {"sha256": entry["sha256"], "url": entry["url"]}
     store._table()["toy"]["toy.txt.gz"] = forms
     assert store.read("toy", "toy.txt.gz") == GOOD  # downloaded unpacked
-    (root / "cache" / "toy" / "toy.txt").unlink()
+    (root / "cache" / "data" / "toy" / "toy.txt").unlink()
     put(root / "shared", packed, "toy.txt.gz")
     assert store.read("toy", "toy.txt.gz") == GOOD
 
@@ -110,7 +110,7 @@ def test_status_check_and_fetch(one_file):
     assert store.check()[0].checksum == "bad"
     assert store.status()[0].checksum == "bad"
     path.unlink()
-    assert store.fetch("toy") == [("toy", "toy.txt", str(root / "cache" / "toy" / "toy.txt"), 4, "ok")]
+    assert store.fetch("toy") == [("toy", "toy.txt", str(root / "cache" / "data" / "toy" / "toy.txt"), 4, "ok")]
     with pytest.raises(ValueError, match="unknown data source with files 'toys'; did you mean toy"):
         store.fetch("toys")
 

@@ -16,9 +16,9 @@ from fedstrata.commands import methods
 from fedstrata.commands.folder import Folder
 from fedstrata.commands.output import console, print_json, print_table
 from fedstrata.experiments import Experiment, Setup
+from fedstrata.files import cache_folder
 from fedstrata.report import Comparison, compare
 from fedstrata.runtime.describe import describe
-from fedstrata.runtime.execution import cache_folder
 from fedstrata.runtime.result import DivergenceWarning, Result
 from fedstrata.runtime.run import prepare
 from fedstrata.runtime.run import run as simulate

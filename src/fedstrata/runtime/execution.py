@@ -5,13 +5,12 @@ import hashlib
 import json
 import os
 import time
-from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
-from fedstrata.files import replacing
+from fedstrata.files import cache_folder, replacing
 from fedstrata.runtime.describe import describe
 from fedstrata.runtime.job import Job
 from fedstrata.runtime.simulate import Plan
@@ -47,12 +46,6 @@ def choose(job: Job) -> tuple[str | int, str]:
     _remember({**memory, name: best})
     measured = ", ".join(f"{c}: {t * 1e3:.1f} ms" for c, t in times.items())
     return best, f"measured per round: {measured}"
-
-
-def cache_folder() -> Path:
-    """Where the library keeps what it may forget: `$FEDSTRATA_CACHE`, or the user's cache."""
-    home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return Path(os.environ.get("FEDSTRATA_CACHE") or os.path.join(home, "fedstrata"))
 
 
 def _with(job: Job, execution: Any) -> Job:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedstrata.errors import unknown
+from fedstrata.files import cache_folder
 
 TIMEOUT = 20.0  # seconds without an answer
 OPENERS = {".gz": gzip.decompress, ".bz2": bz2.decompress, ".xz": lzma.decompress}
@@ -66,11 +67,8 @@ def shared() -> Path | None:
 
 
 def cache() -> Path:
-    """The folder that downloads go to: FEDSTRATA_CACHE, or fedstrata/data in the platform's cache folder."""
-    if folder := os.environ.get("FEDSTRATA_CACHE"):
-        return Path(folder).expanduser()
-    root = os.environ.get("LOCALAPPDATA" if os.name == "nt" else "XDG_CACHE_HOME")
-    return (Path(root) if root else Path.home() / ".cache") / "fedstrata" / "data"
+    """The folder that downloads go to: data in the library's cache folder."""
+    return cache_folder() / "data"
 
 
 def _found(forms: list[File]) -> tuple[Path, File] | None:
