@@ -149,7 +149,7 @@ class Algorithm(eqx.Module):
             value = getattr(self, field)
             if callable(value) or isinstance(value, (Tracer, jax.ShapeDtypeStruct)) or value is None:
                 continue
-            if isinstance(value, (str, bool)) or not np.issubdtype(np.asarray(value).dtype, np.number):
+            if isinstance(value, (str, bool)) or not jnp.issubdtype(np.asarray(value).dtype, jnp.number):
                 raise TypeError(f"{name}: {field} = {value!r} must be a number or an optax schedule")
             if not bounds.holds(value):
                 raise ValueError(f"{name}: {field} = {value} is out of range; it must be {bounds}")

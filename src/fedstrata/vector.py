@@ -66,7 +66,8 @@ class Vector(eqx.Module):
         if not isinstance(other, Vector):
             return NotImplemented
         _same_shape(self, other)
-        products = jax.tree.map(lambda a, b: jnp.sum(a * b), self.tree, other.tree)
+        wide = lambda a: a.astype(widest(a.dtype, jnp.float32))
+        products = jax.tree.map(lambda a, b: jnp.sum(wide(a) * wide(b)), self.tree, other.tree)
         return _total(jax.tree.leaves(products))
 
     def map(self, function: Callable[[Array], Array]) -> "Vector":
@@ -110,8 +111,13 @@ class Vector(eqx.Module):
 
     @property
     def dtype(self) -> Any:
-        """The widest dtype among the leaves: that of inner products and norms."""
-        return _widest([leaf.dtype for leaf in jax.tree.leaves(self.tree)])
+        """The widest dtype among the leaves."""
+        return widest(*[leaf.dtype for leaf in jax.tree.leaves(self.tree)])
+
+    @property
+    def scalar_dtype(self) -> Any:
+        """The dtype of numbers that go with it (norms, weights, step sizes): at least float32."""
+        return widest(self.dtype, jnp.float32)
 
 
 def where(condition: Array | bool, yes: PyTree, no: PyTree) -> Any:
@@ -139,10 +145,11 @@ def _same_shape(left: Vector, right: Vector) -> None:
 
 
 def _total(parts: list[Array]) -> Array:
-    dtype = _widest([p.dtype for p in parts])
+    dtype = widest(*[p.dtype for p in parts])
     return sum((p.astype(dtype) for p in parts[1:]), start=parts[0].astype(dtype))
 
 
-def _widest(dtypes: list[Any]) -> Any:
+def widest(*dtypes: Any) -> Any:
+    """The dtype that holds them all, also where implicit promotion is forbidden."""
     with jax.numpy_dtype_promotion("standard"):  # leaves of different dtypes are meant, not a slip
         return jnp.result_type(*dtypes)

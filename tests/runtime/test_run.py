@@ -140,6 +140,17 @@ def test_start_values_may_depend_on_the_seed():
     assert len(np.unique(result.history["objective"][:, 0])) == 3
 
 
+def test_narrow_parameters_are_averaged_and_judged_in_float32():
+    """300 equal clients: a sum in bfloat16 would stop growing at 256, and weights of 1/300 would be off by 0.3 %."""
+    one = {"x": np.eye(1, dtype=np.float32), "y": np.ones(1, np.float32)}
+    crowd = fs.Federation.from_clients([one] * 300)
+    loss = fs.Average(lambda w, e: 0.5 * jnp.sum((w - e["y"].astype(w.dtype)) ** 2))
+    result = fs.run(loss, fs.FedAvg(0.5), crowd, rounds=1, params=jnp.zeros(1, jnp.bfloat16), batch_size="all")
+    assert result.solution().dtype == jnp.bfloat16
+    assert float(result.solution()[0]) == 0.5
+    np.testing.assert_allclose(result.history["objective"][0], [0.5, 0.125], rtol=1e-6)
+
+
 def test_callbacks_see_every_recorded_round():
     seen = []
     result = run(callbacks=[lambda round, row: seen.append((round, float(row["objective"][0])))], evaluate_every=3)
@@ -158,6 +169,7 @@ def test_the_simulator_says_no_before_anything_runs():
         "unknown sampling 'epoch'; did you mean epochs": lambda: run(batch_size=2, sampling="epoch"),
         "unknown weights 'sizes'": lambda: run(weights="sizes"),
         "unknown column to select by 'valid/los'": lambda: run(select="valid/los"),
+        "unknown option of fs.run 'bath_size'; did you mean batch_size": lambda: run(bath_size=3),
         "patience needs select": lambda: run(patience=3),
         "unknown hyper-parameter of FedAvg 'stepsize'; did you mean step_size": lambda: run(sweep={"stepsize": [1.0]}),
         "'local_steps' cannot be swept in one program": lambda: run(sweep={"local_steps": [1, 2]}),

@@ -12,7 +12,7 @@ from jaxtyping import Array, PRNGKeyArray, PyTree
 from fedstrata.clock import Clock, stream_key
 from fedstrata.data.sampling import Draw, Index, Sampler, sampler
 from fedstrata.data.shard import Sample, Shard
-from fedstrata.vector import Vector
+from fedstrata.vector import Vector, widest
 
 
 class Oracle(eqx.Module):
@@ -75,9 +75,12 @@ class Rows(eqx.Module):
     def mean(self, function: Callable[[PyTree], PyTree]) -> PyTree:
         """Σ_j w_j function(example_j), in chunks that fit, differentiable with as little memory."""
         size = self.weight.shape[0]
-        weighted = lambda rows, w: jax.tree.map(
-            lambda v: jnp.tensordot(w.astype(v.dtype), v, axes=1), jax.vmap(function)(rows)
-        )
+
+        def sum_up(values: Array, w: Array) -> Array:
+            wide = widest(values.dtype, w.dtype)
+            return jnp.tensordot(w.astype(wide), values.astype(wide), axes=1)
+
+        weighted = lambda rows, w: jax.tree.map(lambda v: sum_up(v, w), jax.vmap(function)(rows))
         if size <= self.chunk:
             return weighted(self.examples, self.weight)
 

@@ -16,7 +16,7 @@ from fedstrata.placement import placements
 from fedstrata.runtime.layout import Flat, flat_union, push_union
 from fedstrata.runtime.sight import ClientSight, server_sight
 from fedstrata.transport.ledger import Exchange, exchanges
-from fedstrata.vector import where
+from fedstrata.vector import where, widest
 
 Execution = str | int  # "vmap", "map", or the number of clients in a chunk
 
@@ -191,7 +191,9 @@ def weighted_mean(stacked: Array, cohort: Cohort) -> Array:
         raise TypeError(f"a field of dtype {stacked.dtype} cannot be averaged; keep counts as floats, or use Gathered")
     # What an empty slot computed must not matter, even where it is not finite.
     present = cohort.present.reshape((-1,) + (1,) * (stacked.ndim - 1))
-    return jnp.tensordot(cohort.weights.astype(stacked.dtype), jnp.where(present, stacked, 0), axes=1)
+    wide = widest(stacked.dtype, cohort.weights.dtype)  # narrow floats are summed in float32
+    mean = jnp.tensordot(cohort.weights.astype(wide), jnp.where(present, stacked, 0).astype(wide), axes=1)
+    return mean.astype(stacked.dtype)
 
 
 def _is_default(method: Any, name: str) -> bool:

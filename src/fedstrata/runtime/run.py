@@ -1,5 +1,6 @@
 """`fs.run`: federated training in simulation, from arguments to result."""
 
+import inspect
 import time
 import warnings
 from collections.abc import Mapping, Sequence
@@ -65,8 +66,8 @@ def prepare(
     rule = sampler(batch_size, sampling)
     if isinstance(rule, Replay):
         rule.check_length(rounds, steps_of(algorithm))
-    world = world_of(problem, algorithm, federation, rule, cohort, weights, monitor, evaluate, x0.dtype)
-    values, rest, axes = spread(algorithm, sweep or {}, listed, x0.dtype)
+    world = world_of(problem, algorithm, federation, rule, cohort, weights, monitor, evaluate, x0.scalar_dtype)
+    values, rest, axes = spread(algorithm, sweep or {}, listed, x0.scalar_dtype)
     all_x0, keys = repeat_runs(points, listed, int(np.prod([len(v) for v in axes.values()])))
     every = evaluate_every or max(1, -(-rounds // 100))
     plan = Plan(
@@ -116,6 +117,10 @@ def run(
     checkpoint, checkpoint_every, resume: a folder, seconds between checkpoints, and whether to go on from the last.
     callbacks: functions of (round, row), called for every recorded round. progress: show a progress bar.
     """
+    known = inspect.signature(prepare).parameters
+    for name in options:
+        if name not in known:
+            raise unknown("option of fs.run", name, {*known, *inspect.signature(run).parameters} - {"options"})
     store = None if checkpoint is None else Checkpoints(checkpoint)
     if store and resume and options.get("evaluate_every") is None:  # its default depends on rounds, which may grow
         options["evaluate_every"] = store.config().get("every")

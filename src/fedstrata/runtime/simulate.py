@@ -21,7 +21,7 @@ from fedstrata.runtime.layout import Flat, read_rows, write_rows
 from fedstrata.runtime.round import Execution, Round, Setting, members, run_round
 from fedstrata.runtime.sight import show_server
 from fedstrata.transport.cohort import Everyone, Selection
-from fedstrata.vector import Vector, where
+from fedstrata.vector import Vector, where, widest
 
 RUNNING, DIVERGED, EXPLODED, STOPPED = range(4)
 
@@ -81,7 +81,7 @@ class Carry(NamedTuple):
 
 def setting_of(world: World, algorithm: Algorithm, plan: Plan, x0: Vector) -> Setting:
     template = starting.start_values(algorithm, world.problem, x0)
-    return Setting(algorithm, world.problem, world.sampler, plan.execution, world.flat, template, x0.dtype)
+    return Setting(algorithm, world.problem, world.sampler, plan.execution, world.flat, template, x0.scalar_dtype)
 
 
 def cohort_at(world: World, algorithm: Algorithm, key: PRNGKeyArray, round: Array, dtype: Any) -> Cohort:
@@ -110,7 +110,7 @@ def measure(world: World, algorithm: Algorithm, plan: Plan, shared: Any) -> tupl
         out |= {f"monitor/{name}": v for name, v in found.items()}
     if plan.per_client:
         out |= {f"client/{n}": v for n, v in world.problem.evaluate_clients(x, world.full["train"]).items()}
-    return x, out
+    return x, {name: v.astype(widest(v.dtype, jnp.float32)) for name, v in out.items()}
 
 
 def judge(plan: Plan, carry: Carry, x: Vector, found: dict[str, Array], round: Array) -> Carry:
@@ -138,7 +138,7 @@ def judge(plan: Plan, carry: Carry, x: Vector, found: dict[str, Array], round: A
 def begin(world: World, algorithm: Algorithm, plan: Plan, x0: Vector, key: PRNGKeyArray) -> tuple[Carry, Any, Any]:
     """The state before round 0, its evaluation, and the per-client starts of the first cohort, if any."""
     setting = setting_of(world, algorithm, plan, x0)
-    cohort = cohort_at(world, algorithm, key, jnp.array(0, jnp.int32), x0.dtype)
+    cohort = cohort_at(world, algorithm, key, jnp.array(0, jnp.int32), x0.scalar_dtype)
     start = starting.begin(setting, domain(key, "start"), cohort)
     x, found = measure(world, algorithm, plan, start.shared)
     none, fields = jnp.array(-1, jnp.int32), jnp.zeros((len(start.shared._fields),), bool)
@@ -162,7 +162,7 @@ def one_round(
 ) -> tuple[Carry, Array, Array]:
     """One round of a running simulation; returns also the examples looked at and the clients that took part."""
     setting = setting_of(world, algorithm, plan, x0)
-    cohort = cohort_at(world, algorithm, key, round, x0.dtype)
+    cohort = cohort_at(world, algorithm, key, round, x0.scalar_dtype)
     everyone = isinstance(world.selection, Everyone)
     stacked = members(world.flat, cohort.ids, domain(key, "sample"), round)
     rows = read_rows(carry.local, cohort.ids, world.flat, everyone)

@@ -100,4 +100,5 @@ def start_values(algorithm: Algorithm, problem: Any, x0: Vector) -> Any:
     state = algorithm.init_server(problem, x0)
     if type(state) is not type(algorithm).State:
         raise TypeError(f"{type(algorithm).__name__}.init_server must return its State, not {type(state).__qualname__}")
-    return jax.tree.map(lambda a: jnp.asarray(a, x0.dtype) if isinstance(a, (int, float)) else jnp.asarray(a), state)
+    number = lambda a: jnp.asarray(a, x0.scalar_dtype) if isinstance(a, int | float) else jnp.asarray(a)
+    return jax.tree.map(number, state)
