@@ -125,6 +125,18 @@ def test_an_exploding_objective_goes_back_to_the_last_good_evaluation():
     assert result.endings.item() == "exploded"
 
 
+def test_what_an_empty_slot_computes_does_not_count():
+    """Client 0 overflows within four steps, but is never in a cohort: an empty slot must not bring it in."""
+    shards = [{"x": np.full((1, 1), 1e100), "y": np.ones(1)}, {"x": np.eye(1), "y": np.ones(1)}]
+    wild, options = fs.Federation.from_clients(shards), {"rounds": 4, "params": np.zeros(1), "explosion": 1e300}
+    once = lambda ids: fs.run(TASK.problem, fs.Scaffold(0.5, 4), wild, batch_size="all", cohort=ids, **options)
+    with pytest.warns(fs.DivergenceWarning):
+        once(fs.cohort.Given([[0]]))
+    result = once(fs.cohort.Given([[1, -1]]))
+    assert result.endings.item() == "finished"
+    np.testing.assert_allclose(result.solution(), once(fs.cohort.Given([[1]])).solution(), rtol=1e-12)
+
+
 def test_one_diverging_run_does_not_disturb_the_others():
     values = [0.05, 1e200]
     with pytest.warns(fs.DivergenceWarning, match=r"step_size=1e\+200, seed=0"):
@@ -210,4 +222,7 @@ def test_a_state_too_big_to_copy_is_updated_in_place_with_the_same_result(monkey
     big = run(fs.Scaffold(0.05, 3), cohort=2, rounds=9)
     np.testing.assert_array_equal(small.solution(), big.solution())
     assert small.history == big.history
+    monkeypatch.setattr("fedstrata.runtime.progress.MOST_ROWS", 1)  # and every round is a segment of its own
+    np.testing.assert_array_equal(small.solution(), run(fs.Scaffold(0.05, 3), cohort=2, rounds=9).solution())
+    assert small.history == run(fs.Scaffold(0.05, 3), cohort=2, rounds=9).history
     test_an_exploding_objective_goes_back_to_the_last_good_evaluation()

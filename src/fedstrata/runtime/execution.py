@@ -68,11 +68,7 @@ def _time(job: Job) -> float:
 
 def _work(job: Job) -> float:
     """Floating-point operations of one round, roughly: six per parameter, example and local step."""
-    world = job.world
-    cohort = world.selection.size(world.clients)
-    steps = sum(p.steps * p.repeat for p in job.rest.phases(world.problem))
-    rows = sum(world.sampler.rows(world.flat[s].capacity) for s in world.problem.streams.values())
-    return 6.0 * job.x0.size * rows * steps * cohort
+    return 6.0 * job.x0.size * job.rows_a_round()
 
 
 def _name(job: Job) -> str:

@@ -74,6 +74,13 @@ class Job(NamedTuple):
         span = Span(*(jnp.asarray(v, jnp.int32) for v in (first, last, self.every, self.rounds)))
         return self.world, self.plan, self.values, self.rest, self.x0, self.keys, span, own
 
+    def rows_a_round(self) -> int:
+        """The most examples that the cohort of one run draws in a round."""
+        world = self.world
+        steps = sum(p.steps * p.repeat for p in self.rest.phases(world.problem))
+        rows = sum(world.sampler.rows(world.flat[s].capacity) for s in world.problem.streams.values())
+        return rows * steps * world.selection.size(world.clients)
+
     def due(self, first: int, last: int) -> list[int]:
         """The rounds after which rounds first … last−1 evaluate."""
         return [r for r in range(first + 1, last + 1) if r % self.every == 0 or r == self.rounds]

@@ -17,6 +17,7 @@ from fedstrata.transport.cohort import Everyone
 
 Callback = Callable[[int, dict[str, np.ndarray]], Any]
 SEGMENT_SECONDS = 0.5  # how long a segment should take: the progress bar moves that often
+MOST_ROWS = 2**30  # examples are counted in 32 bits within a segment
 SNAPSHOT_BYTES = 2**26  # a larger state is not copied before each segment
 
 
@@ -56,6 +57,7 @@ class Run:
         job, first = self.job, self.round
         # A first round that starts client by client is a program of its own.
         last = min((first // job.every + self.length) * job.every, job.rounds) if self.own is None else 1
+        last = min(last, first + max(1, MOST_ROWS // job.rows_a_round()))
         began, before = time.perf_counter(), None if self.big else self.carry
         was_running = np.asarray(self.carry.status) == RUNNING
         carry, found, samples, took = self._advance(first, last, self.own)
@@ -65,7 +67,7 @@ class Run:
         due = job.due(first, last)
         # Where every run has ended there is nothing more to record, however long this segment was.
         over = np.flatnonzero(np.all(np.asarray(found["status"])[:, : len(due)] != RUNNING, axis=0))
-        if over.size:
+        if due and over.size:
             due = due[: over[0] + 1]
             last = due[-1]
         self.records.segment(due, found, {"samples": samples, "took": took}, self.seconds, seconds)
@@ -82,12 +84,12 @@ class Run:
     def _rewind(self, before: Carry | None, carry: Carry, first: int, exploded: np.ndarray) -> Carry:
         """Runs whose objective exploded go back to their last good evaluation, by running up to it again.
 
-        From the start of the segment, or, where the state was too big to be kept, from the very beginning.
+        From the start of the segment, or, where that was not kept or is later, from the very beginning.
         """
         every, bad_rounds = self.job.every, np.asarray(carry.bad_round)
         for bad in np.unique(bad_rounds[exploded]):
-            again, at = (before, first) if before is not None else (self.job.begin()[0], 0)
-            good = max(at, (int(bad) - 1) // every * every)
+            good = (int(bad) - 1) // every * every
+            again, at = (before, first) if before is not None and first <= good else (self.job.begin()[0], 0)
             again = self.job.advance(again, at, good)[0] if good > at else again
             chosen = exploded & (bad_rounds == bad)
             pick = lambda a, b, chosen=chosen: jnp.where(chosen.reshape((-1,) + (1,) * (a.ndim - 1)), a, b)

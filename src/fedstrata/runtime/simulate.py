@@ -167,6 +167,9 @@ def one_round(
     stacked = members(world.flat, cohort.ids, domain(key, "sample"), round)
     rows = read_rows(carry.local, cohort.ids, world.flat, everyone)
     shared, new_rows = run_round(Round(setting, stacked, cohort, own or {}), carry.shared, rows)
+    if not world.selection.full:  # what an empty slot computed is nobody's
+        present = lambda a: cohort.present.reshape((-1,) + (1,) * (a.ndim - 1))
+        new_rows = jax.tree.map(lambda new, old: jnp.where(present(new), new, old), new_rows, rows)
     finite = jnp.array([_finite(getattr(shared, f)) & _finite(new_rows.get(f)) for f in shared._fields])
     running = carry.status == RUNNING
     keep = running & jnp.all(finite)
