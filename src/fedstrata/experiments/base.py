@@ -96,5 +96,14 @@ class Experiment:
         return run(setup.problem, method, setup.federation, **self.run_options(method, setup, **options))
 
 
+def grids(
+    steps: tuple[float, ...], *, mu: tuple[float, ...], server_step_size: tuple[float, ...]
+) -> dict[str, dict[str, tuple[float, ...]]]:
+    """What is tried for each method: the same steps for all, and what only FedProx and FedAdam have beside them."""
+    alike = {name: {"step_size": steps} for name in ("CentralSGD", "FedAvg", "FedProx", "Scaffold", "FedAdam")}
+    own = {"FedProx": {"mu": mu}, "FedAdam": {"server_step_size": server_step_size}}
+    return {name: {**grid, **own.get(name, {})} for name, grid in alike.items()}
+
+
 def _needed(entry: Any) -> bool:
     return entry.default is dataclasses.MISSING and entry.default_factory is dataclasses.MISSING

@@ -3,7 +3,7 @@
 The hyper-parameters below are those that `python -m fedstrata.experiments.tuning digits` prints.
 """
 
-from fedstrata.experiments.base import Experiment, Setup
+from fedstrata.experiments.base import Experiment, Setup, grids
 
 STEPS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 
@@ -33,11 +33,5 @@ EXPERIMENT = Experiment(
         "FedAdam": {"step_size": 0.3, "local_steps": 10, "server_step_size": 0.01},
     },
     common={"step_size": 0.3, "local_steps": 10},
-    grids={
-        "CentralSGD": {"step_size": STEPS},
-        "FedAvg": {"step_size": STEPS},
-        "FedProx": {"step_size": STEPS, "mu": (0.001, 0.01, 0.1, 1.0)},
-        "Scaffold": {"step_size": STEPS},
-        "FedAdam": {"step_size": STEPS, "server_step_size": (0.003, 0.01, 0.03, 0.1)},
-    },
+    grids=grids(STEPS, mu=(0.001, 0.01, 0.1, 1.0), server_step_size=(0.003, 0.01, 0.03, 0.1)),
 )
