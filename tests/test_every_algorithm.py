@@ -116,6 +116,8 @@ def test_later_rounds_and_other_values_do_not_recompile(case):
         carry = first.advance(carry, 2, 5)[0]
         other.advance(carry, 0, 1)
         assert compiled() == before
+        jax.jit(lambda x: x + 1)(jnp.zeros(()))  # the count does see a program that is new
+        assert compiled() > before
     finally:
         jax.monitoring.clear_event_listeners()
 

@@ -46,7 +46,7 @@ SCRIPT = """
     from references import least_squares
     task = least_squares(seed=2)
     slow = lambda round, row: __import__("time").sleep({pause})
-    options = dict(rounds=40, batch_size=2, cohort=3, params=np.zeros(3), evaluate_every=1, seeds=2, callbacks=[slow])
+    options = dict(rounds=400, batch_size=2, cohort=3, params=np.zeros(3), evaluate_every=1, seeds=2, callbacks=[slow])
     keep = dict(checkpoint={folder!r}, checkpoint_every=0.0, resume=True)
     result = fs.run(task.problem, fs.Scaffold(0.05, 3), task.federation, **options, **keep)
     np.savez({out!r}, x=result.solutions.tree, objective=result.history["objective"], c=result.local["c_i"].tree)
@@ -59,7 +59,7 @@ def test_kill_9_at_any_moment_and_resume(tmp_path):
     script = lambda pause, out: textwrap.dedent(SCRIPT).format(
         tests=str(Path(__file__).parents[1]), pause=pause, folder=str(folder), out=str(out)
     )
-    whole = run(rounds=40, seeds=2, checkpoint_every=1e9)
+    whole = run(rounds=400, seeds=2, checkpoint_every=1e9)
     for kills in range(3):
         process = subprocess.Popen([sys.executable, "-c", script(0.02, tmp_path / "never.npz")])
         began, seen = time.monotonic(), Checkpoints(folder).rounds()
@@ -68,7 +68,7 @@ def test_kill_9_at_any_moment_and_resume(tmp_path):
         time.sleep(0.013 * kills)
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
-    assert 0 < Checkpoints(folder).rounds()[-1] < 40
+    assert 0 < Checkpoints(folder).rounds()[-1] < 400
     subprocess.run([sys.executable, "-c", script(0.0, tmp_path / "end.npz")], check=True)
     end = np.load(tmp_path / "end.npz")
     np.testing.assert_array_equal(end["x"], whole.solutions.tree)
