@@ -10,7 +10,7 @@ import fedstrata as fs
 from fedstrata import Averaged, Broadcast, Gathered, Local, Server, Vector
 from fedstrata.placement import NotVisible
 from references import least_squares, local_sgd
-from toys import MergedStart, OwnStarts, Repeated, Rows, Scores, TwoPhase, Visits
+from toys import LateStart, MergedStart, OwnStarts, Repeated, Rows, Scores, TwoPhase, Visits
 
 TASK = least_squares()
 N = TASK.federation.clients
@@ -123,6 +123,10 @@ def test_merge_at_init_then_server_start():
     mean = np.mean([TASK.federation["train"].shard(i)["y"].mean() for i in range(N)])
     result = go(MergedStart(), rounds=3)
     np.testing.assert_allclose(result.local["first"][0], np.full(N, 3 * (mean + 1)), rtol=1e-12)
+
+
+def test_server_start_needs_no_init_client():
+    np.testing.assert_array_equal(go(LateStart(), rounds=1).solution(), np.full(3, 7.0))
 
 
 class Peeking(fs.Algorithm):

@@ -181,6 +181,35 @@ class OwnStarts(fs.Algorithm):
         return state.x
 
 
+class Growing(OwnStarts):
+    """As OwnStarts, with x multiplied by −2 in every round: its objective explodes, and depends on the own starts."""
+
+    def local_step(self, oracle: SmoothOracle, start, state):
+        return state._replace(x=-2 * state.x + start.h, first=state.first + start.h)
+
+
+class LateStart(fs.Algorithm):
+    """Nothing of its own at init, but the server starts from the merge of the (common) start values."""
+
+    merge_at_init = True
+    local_steps: int = 1
+
+    class State(NamedTuple):
+        x: Averaged[Vector]
+
+    def init_server(self, problem, x0):
+        return self.State(x=x0)
+
+    def server_start(self, problem, merged, cohort):
+        return merged._replace(x=merged.x + 7)
+
+    def local_step(self, oracle: SmoothOracle, start, state):
+        return state
+
+    def solution(self, problem, state):
+        return state.x
+
+
 class MergedStart(OwnStarts):
     """As OwnStarts, but h is averaged before round 0, and the server adds one to it."""
 

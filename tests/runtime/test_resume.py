@@ -132,6 +132,22 @@ def test_a_longer_run_keeps_the_evaluation_period_it_began_with(tmp_path):
     assert longer.history == run(rounds=500, evaluate_every=2).history
 
 
+def test_a_run_goes_on_as_it_began_on_a_machine_with_other_cores(tmp_path, monkeypatch):
+    """How runs are grouped over cores, and how clients are executed, are part of the bits: they are kept."""
+    with pytest.raises(Killed):
+        run(checkpoint=tmp_path, seeds=4, callbacks=[kill_at(4)])
+    whole = run(seeds=4)
+    monkeypatch.setattr("os.cpu_count", lambda: 4)
+    monkeypatch.setattr("fedstrata.runtime.execution.choose", lambda job: ("map", "another machine"))
+    assert run(checkpoint=tmp_path, seeds=4, resume=True).history == whole.history
+
+
+def test_an_unwritable_folder_is_refused_before_anything_runs(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(fs.CheckpointError, match="cannot write checkpoints to"):
+        run(checkpoint=tmp_path / "file" / "inside", params=X)
+
+
 def test_a_used_folder_is_not_overwritten_by_accident(tmp_path):
     run(checkpoint=tmp_path, rounds=2)
     with pytest.raises(fs.CheckpointError, match="already holds checkpoints; resume that run, or choose another"):

@@ -9,6 +9,7 @@ import pytest
 import fedstrata as fs
 from fedstrata.data.sampling import Epochs
 from references import least_squares, squared_error
+from toys import Growing
 
 TASK = least_squares(seed=5)
 N = TASK.federation.clients
@@ -81,7 +82,7 @@ def test_the_best_solution_on_validation_is_kept_and_training_stops_early():
     best = int(np.argmin(np.abs(iterates - 2)))
     np.testing.assert_allclose(result.solution(), iterates[best], rtol=1e-12)
     assert result.endings.item() == "stopped early"
-    np.testing.assert_array_equal(result.history["round"][0], np.arange(best + 4 + 1))
+    np.testing.assert_array_equal(result.history["round"][0], np.arange(best + 3 + 1))
     np.testing.assert_allclose(run(fs.FedAvg(0.1), **options).solution(), iterates[100], rtol=1e-12)
 
 
@@ -123,6 +124,21 @@ def test_an_exploding_objective_goes_back_to_the_last_good_evaluation():
     # x_r = (−2)^r, f = 4^r / 2: over 2^20 first at round 12 (of the evaluated ones), so round 8 is the last good one.
     np.testing.assert_allclose(result.solution(), [2.0**8], rtol=1e-12)
     assert result.endings.item() == "exploded"
+
+
+def test_going_back_to_the_beginning_includes_per_client_starts(monkeypatch):
+    """A state too big to be kept is found again by running from round 0, whose clients start from their own values."""
+    options = {"rounds": 30, "evaluate_every": 2, "params": np.ones(3), "explosion": 1e9}
+    with pytest.warns(fs.DivergenceWarning):
+        kept = run(Growing(), **options)
+    monkeypatch.setattr("fedstrata.runtime.progress.SNAPSHOT_BYTES", 0)
+    with pytest.warns(fs.DivergenceWarning):
+        again = run(Growing(), **options)
+    np.testing.assert_array_equal(kept.solution(), again.solution())
+    np.testing.assert_array_equal(kept.local["first"], again.local["first"])
+    good = int(kept.history.last("round")[0]) - 2
+    alone = run(Growing(), **{**options, "rounds": good})
+    np.testing.assert_allclose(again.solution(), alone.solution(), rtol=1e-12)
 
 
 def test_what_an_empty_slot_computes_does_not_count():

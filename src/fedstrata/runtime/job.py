@@ -91,6 +91,11 @@ class Job(NamedTuple):
         analysis = program.lower(self._fixed(0, 0), carry).compile().compiled.memory_analysis()
         return int(analysis.temp_size_in_bytes) if analysis is not None else 0
 
+    def state_bytes(self) -> int:
+        """Bytes of the state that all runs keep between rounds."""
+        leaves = jax.tree.leaves(jax.eval_shape(self.begin)[0])
+        return sum(int(np.prod(a.shape)) * a.dtype.itemsize for a in leaves)
+
     def solutions(self, carry: Carry) -> Vector:
         return _solutions(self.world, self.values, self.rest, carry)
 
@@ -134,7 +139,7 @@ def threads_for(runs: int) -> int:
 
 def seed_list(seeds: int | Sequence[int]) -> list[int]:
     """`seeds=10` means 0 … 9."""
-    listed = list(range(seeds)) if isinstance(seeds, int) else [int(s) for s in seeds]
+    listed = list(range(seeds)) if isinstance(seeds, int | np.integer) else [int(s) for s in seeds]
     if not listed or len(set(listed)) != len(listed) or min(listed) < 0:
         raise ValueError(f"seeds={seeds!r} must be a number >= 1, or different whole numbers >= 0")
     return listed

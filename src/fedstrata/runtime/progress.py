@@ -89,13 +89,17 @@ class Run:
         every, bad_rounds = self.job.every, np.asarray(carry.bad_round)
         for bad in np.unique(bad_rounds[exploded]):
             good = (int(bad) - 1) // every * every
-            again, at = (before, first) if before is not None and first <= good else (self.job.begin()[0], 0)
+            again, at = (before, first) if before is not None and first <= good else self._restart(good)
             again = self.job.advance(again, at, good)[0] if good > at else again
             chosen = exploded & (bad_rounds == bad)
             pick = lambda a, b, chosen=chosen: jnp.where(chosen.reshape((-1,) + (1,) * (a.ndim - 1)), a, b)
             shared, local = jax.tree.map(pick, (again.shared, again.local), (carry.shared, carry.local))
             carry = carry._replace(shared=shared, local=local)
         return carry
+
+    def _restart(self, good: int) -> tuple[Carry, int]:
+        carry, _, own = self.job.begin()
+        return (self.job.advance(carry, 0, 1, own)[0], 1) if own and good else (carry, 0)
 
     def objective(self) -> float | None:
         """The mean objective of the runs that are still well."""
@@ -117,9 +121,6 @@ class Run:
         state = {f"carry/{i:05d}": np.asarray(leaf) for i, leaf in enumerate(leaves)}
         own = {f"own/{i:05d}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(self.own))}
         return {**state, **own, **self.records.arrays(), "elapsed": np.asarray(self.seconds)}
-
-    def nbytes(self) -> int:
-        return sum(a.nbytes for a in self.arrays().values())
 
     def result(self, label: str, algorithm: Any, compile_seconds: float) -> Result:
         job, carry = self.job, self.carry

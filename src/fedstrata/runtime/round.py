@@ -14,7 +14,7 @@ from fedstrata.data.sampling import Sampler
 from fedstrata.memory import Pool
 from fedstrata.placement import placements
 from fedstrata.runtime.layout import Flat, flat_union, push_union
-from fedstrata.runtime.sight import ClientSight, server_sight
+from fedstrata.runtime.sight import ClientSight, server_sight, show_server
 from fedstrata.transport.ledger import Exchange, exchanges
 from fedstrata.vector import where, widest
 
@@ -119,7 +119,8 @@ def _exchange(
     algorithm = at_time(setting.algorithm, cohort.clock, setting.dtype)
     server_step = algorithm.phases(setting.problem)[number].server_step
     if server_step is not None:
-        after = server_sight(algorithm, server_step, setting.problem, shared, after, cohort)
+        before, where = show_server(shared), f"{type(algorithm).__name__}.{getattr(server_step, '__name__', 'server')}"
+        after = server_sight(where, lambda merged: server_step(setting.problem, before, merged, cohort), after)
     return after, {f: done[f] for f in kept}
 
 

@@ -53,7 +53,7 @@ def prepare(
 ) -> Job:
     """Check everything that can be checked without running, and lay out the program. `fs.run` calls it."""
     check_solves(algorithm, problem)
-    for name, value, low in (("rounds", rounds, 1), ("evaluate_every", evaluate_every, 1), ("patience", patience, 0)):
+    for name, value, low in (("rounds", rounds, 1), ("evaluate_every", evaluate_every, 1), ("patience", patience, 1)):
         if value is not None and (isinstance(value, bool) or not isinstance(value, int | np.integer) or value < low):
             raise ValueError(f"{name}={value!r} must be a whole number >= {low}")
     if patience is not None and select is None:
@@ -122,33 +122,38 @@ def run(
         if name not in known:
             raise unknown("option of fs.run", name, {*known, *inspect.signature(run).parameters} - {"options"})
     store = None if checkpoint is None else Checkpoints(checkpoint)
-    if store and resume and options.get("evaluate_every") is None:  # its default depends on rounds, which may grow
-        options["evaluate_every"] = store.config().get("every")
+    saved = store.config() if store and resume else {}
+    if saved:  # what was chosen for it, by its length or on another machine, is kept
+        options["evaluate_every"] = options.get("evaluate_every") or saved["every"]
+        options["execution"] = (
+            saved["execution"] if options.get("execution", "auto") == "auto" else options["execution"]
+        )
     job = prepare(problem, algorithm, federation, rounds=rounds, **options)
+    job = job._replace(threads=saved.get("threads", job.threads))
     config = config_of(job, problem, algorithm, federation, options) if store else {}
-    began = time.perf_counter()
-    state = restore(job, store, config) if store and resume else None
-    state = state or Run.start(job)
     if store is not None:
-        store.prepare(state.nbytes())
-        if state.round == 0 and store.rounds():
+        if not resume and store.rounds():
             raise CheckpointError(
                 f"{store.folder} already holds checkpoints; resume that run, or choose another folder"
             )
+        store.prepare(job.state_bytes())
+    began = time.perf_counter()
+    state = restore(job, store, config) if store and resume else None
+    state = state or Run.start(job)
     name = label or type(algorithm).__name__
     compile_seconds = time.perf_counter() - began + state.compile()
     with Progress(job.rounds, name, start=state.round, quiet=not progress) as bar:
-        saved = time.perf_counter()
+        last_save = time.perf_counter()
         while not state.finished():
             state.segment(callbacks)
             bar.update(state.round, state.objective(), state.bytes_sent())
-            if store and (state.finished() or time.perf_counter() - saved > checkpoint_every):
+            if store and (state.finished() or time.perf_counter() - last_save > checkpoint_every):
                 try:
                     store.save(state.round, state.arrays(), config)
                 except CheckpointError as error:
                     error.result = state.result(name, algorithm, compile_seconds)
                     raise
-                saved = time.perf_counter()
+                last_save = time.perf_counter()
     result = state.result(name, algorithm, compile_seconds)
     if result.diverged:
         warnings.warn("\n".join(result.notes), DivergenceWarning, stacklevel=2)

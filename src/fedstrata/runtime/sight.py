@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedstrata.algorithm import Algorithm, Cohort
+from fedstrata.algorithm import Algorithm
 from fedstrata.memory import Pool
 from fedstrata.placement import Hidden, NotVisible, hide, placements, select
 from fedstrata.runtime.layout import flat_union
@@ -49,13 +49,9 @@ def show_server(state: Any) -> Any:
     return state._replace(**pools)
 
 
-def server_sight(
-    algorithm: Algorithm, step: Callable[..., Any], problem: Any, start: Any, merged: Any, cohort: Cohort | None
-) -> Any:
+def server_sight(where: str, step: Callable[[Any], Any], merged: Any) -> Any:
     """A server step on what the server may see (`Local` fields are hidden from the outset)."""
-    before, shown = show_server(start), show_server(merged)
-    out = step(problem, before, shown, cohort) if start is not merged else step(problem, shown, cohort)
-    where = f"{type(algorithm).__name__}.{getattr(step, '__name__', 'server_step')}"
+    out = step(show_server(merged))
     _check_type(out, merged, where)
     values = {}
     for field, place in placements(type(merged)).items():

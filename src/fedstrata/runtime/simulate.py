@@ -125,7 +125,7 @@ def judge(plan: Plan, carry: Carry, x: Vector, found: dict[str, Array], round: A
     better = (carry.status == RUNNING) & (score > carry.best)
     waited = jnp.where(better, 0, carry.waited + 1)
     if plan.patience is not None:
-        late = (carry.status == RUNNING) & (waited > plan.patience)
+        late = (carry.status == RUNNING) & (waited >= plan.patience)
         carry = carry._replace(status=jnp.where(late, STOPPED, carry.status))
     return carry._replace(
         best=jnp.where(better, score, carry.best),

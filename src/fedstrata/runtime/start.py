@@ -29,15 +29,13 @@ def begin(setting: Setting, key: PRNGKeyArray, cohort: Cohort) -> Start:
     algorithm, template, flat = setting.algorithm, setting.template, setting.flat
     clients, fields = cohort.clients, local_fields(type(template))
     shared = hide_local(template, algorithm)
-    wide = {
-        f: empty_union(v, cohort.ids.shape[0]) for f in template._fields if isinstance(v := getattr(template, f), Pool)
-    }
-    gathered = select(type(template), lambda p: p.merge == "rows")
     size = cohort.ids.shape[0]
+    wide = {f: empty_union(v, size) for f in template._fields if isinstance(v := getattr(template, f), Pool)}
+    gathered = select(type(template), lambda p: p.merge == "rows")
     widen = lambda value: jax.tree.map(lambda a: jnp.broadcast_to(a, (size, *jnp.shape(a))), value)
     shared = shared._replace(**wide, **{f: widen(getattr(template, f)) for f in gathered})
     local = {f: stack_local(getattr(template, f), clients, flat) for f in fields}
-    if type(algorithm).init_client is Algorithm.init_client:
+    if type(algorithm).init_client is Algorithm.init_client and not algorithm.merge_at_init:
         return Start(shared, local, {})
 
     run = lambda ids, wanted, execution: over_clients(
@@ -52,9 +50,8 @@ def begin(setting: Setting, key: PRNGKeyArray, cohort: Cohort) -> Start:
         first = run(cohort.ids, sent, setting.execution)
         places = placements(type(template))
         merged = shared._replace(**{f: merge(places[f].merge, getattr(shared, f), first[f], cohort) for f in sent})
-        return Start(
-            server_sight(algorithm, algorithm.server_start, setting.problem, merged, merged, cohort), local, {}
-        )
+        begin = lambda merged: algorithm.server_start(setting.problem, merged, cohort)
+        return Start(server_sight(f"{type(algorithm).__name__}.server_start", begin, merged), local, {})
     return Start(shared, local, run(cohort.ids, moved, setting.execution) if moved else {})
 
 
