@@ -4,6 +4,8 @@ from fedstrata.models.base import Model as Model
 from fedstrata.models.cnn import CNN as CNN
 from fedstrata.models.linear import Linear as Linear
 from fedstrata.models.mlp import MLP as MLP
+from fedstrata.models.mobilenet import MobileNetV3Small as MobileNetV3Small
+from fedstrata.models.raveled import Raveled as Raveled
 from fedstrata.models.saved import TrainedModel as TrainedModel
 from fedstrata.models.saved import load_model as load_model
 from fedstrata.models.saved import save_model as save_model

@@ -1,0 +1,78 @@
+"""Convolutions and group normalisation for one image `(height, width, channels)`, made to run under `vmap`.
+
+Every client has its own weights, and a convolution whose weights are batched turns into a grouped one, which XLA runs
+slowly. Here a convolution is a matrix product, or a short sum of shifted products, and stays one under any `vmap`.
+Padding is `(kernel - 1) // 2` zeros on every side, so a stride `s` leaves `ceil(size / s)` pixels.
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from fedstrata.vector import widest
+
+EPSILON = 1e-3  # under the root; the one that the MobileNets put into their batch normalisation
+
+
+def convolve(weight: Array, image: Array, kernel: int, stride: int = 1) -> Array:
+    """A convolution as one matrix product over patches; weight: `(outputs, kernel * kernel * channels)`.
+
+    >>> convolve(jnp.ones((1, 9)), jnp.ones((4, 4, 1)), kernel=3, stride=2)[..., 0].tolist()
+    [[4.0, 6.0], [6.0, 9.0]]
+    """
+    window = [(i, j) for i in range(kernel) for j in range(kernel)]
+    return pointwise(weight, jnp.concatenate(_shifted(image, window, kernel, stride), axis=-1))
+
+
+def pointwise(weight: Array, image: Array) -> Array:
+    """A convolution with a kernel of one pixel; weight: `(outputs, channels)`."""
+    return image @ weight.T
+
+
+def depthwise(weight: Array, image: Array, stride: int = 1) -> Array:
+    """Every channel convolved with a kernel of its own; weight: `(kernel, kernel, channels)`.
+
+    Places of the kernel that meet nothing but padding are left out: on an image of one pixel, all but the middle.
+    """
+    kernel = weight.shape[0]
+    rows, columns = (_reached(size, kernel, stride) for size in image.shape[:2])
+    window = [(i, j) for i in rows for j in columns]
+    shifted = _shifted(image, window, kernel, stride)
+    total, *rest = [weight[i, j].reshape(1, 1, -1) * part for (i, j), part in zip(window, shifted, strict=True)]
+    return sum(rest, start=total)
+
+
+def group_norm(scale: Array, shift: Array, image: Array, groups: int) -> Array:
+    r"""Each group of neighbouring channels brought to mean 0 and variance 1, then scaled and shifted by channel.
+
+    $$ y = \gamma \, \frac{x - \mu_g}{\sqrt{\sigma_g^2 + \epsilon}} + \beta $$
+
+    The mean and the variance go over the pixels and channels of one group in one image. They are taken in float32 at
+    least: a sum of many bfloat16 numbers keeps too few digits. Group normalisation is due to Wu and He (2018).
+
+    >>> image = jnp.array([1.0, 3.0, 10.0, 30.0]).reshape(1, 1, 4)
+    >>> group_norm(jnp.ones(4), jnp.zeros(4), image, groups=2).round(2).tolist()
+    [[[-1.0, 1.0, -1.0, 1.0]]]
+    """
+    height, width, channels = image.shape
+    wide = image.astype(widest(image.dtype, jnp.float32)).reshape(height * width, groups, channels // groups)
+    centred = wide - wide.mean(axis=(0, 2), keepdims=True)
+    variance = jnp.square(centred).mean(axis=(0, 2), keepdims=True)
+    normal = (centred * jax.lax.rsqrt(variance + EPSILON)).astype(image.dtype).reshape(image.shape)
+    return scale.reshape(1, 1, -1) * normal + shift.reshape(1, 1, -1)
+
+
+def _shifted(image: Array, window: list[tuple[int, int]], kernel: int, stride: int) -> list[Array]:
+    """For each place of the window, the pixel that every output finds there."""
+    height, width, channels = image.shape
+    half = (kernel - 1) // 2
+    padded = jnp.pad(image, ((half, half), (half, half), (0, 0)))
+    down, across = (stride * ((size - 1) // stride) + 1 for size in (height, width))
+    step = (stride, stride, 1)
+    return [jax.lax.slice(padded, (i, j, 0), (i + down, j + across, channels), step) for i, j in window]
+
+
+def _reached(size: int, kernel: int, stride: int) -> list[int]:
+    """The places along one side of a kernel that meet the image at all."""
+    first = [i - (kernel - 1) // 2 for i in range(kernel)]
+    return [i for i, start in enumerate(first) if any(0 <= at + start < size for at in range(0, size, stride))]
