@@ -39,6 +39,6 @@ class Sample(NamedTuple):
 
         def masked(v: Array) -> Array:
             mask = self.mask.astype(v.dtype)  # pyright: ignore[reportOptionalMemberAccess]
-            return jnp.tensordot(mask, v, axes=1) / jnp.maximum(jnp.sum(mask), 1)
+            return jnp.tensordot(mask, v, axes=1, precision="highest") / jnp.maximum(jnp.sum(mask), 1)
 
         return jax.tree.map(masked, values)

@@ -193,7 +193,10 @@ def weighted_mean(stacked: Array, cohort: Cohort) -> Array:
     # What an empty slot computed must not matter, even where it is not finite.
     present = cohort.present.reshape((-1,) + (1,) * (stacked.ndim - 1))
     wide = widest(stacked.dtype, cohort.weights.dtype)  # narrow floats are summed in float32
-    mean = jnp.tensordot(cohort.weights.astype(wide), jnp.where(present, stacked, 0).astype(wide), axes=1)
+    # GPUs round the factors of a float32 product to ten bits unless told otherwise: the weights would no longer sum to
+    # one, and methods that sum such means up (control variates) would drift.
+    weights, values = cohort.weights.astype(wide), jnp.where(present, stacked, 0).astype(wide)
+    mean = jnp.tensordot(weights, values, axes=1, precision="highest")
     return mean.astype(stacked.dtype)
 
 
