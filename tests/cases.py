@@ -10,32 +10,64 @@ import numpy as np
 import optax
 
 import fedstrata as fs
-from references import least_squares
+from fedstrata.algorithm import oracle_needed
+from references import composite, least_squares, soft
 
 TASK = least_squares()
+COMPOSITE = composite()
 START = np.array([0.3, -0.2, 0.5])
 
 
 class Case(NamedTuple):
     algorithm: fs.Algorithm
-    one_step: Callable  # (x, g) -> the next x with one client, one local step and full batches: the centralised method
+    one_step: Callable  # (x, ∇f) -> the next x with one client, one local step and full batches: the centralised method
     exact: bool  # whether constant steps reach the optimum although clients differ (full batches, full participation)
 
 
+def task_of(algorithm: fs.Algorithm):
+    """A problem of the kind that the algorithm solves, with its optimum."""
+    needed = oracle_needed(algorithm.phases(TASK.problem)[0].step)
+    return next(task for task in (TASK, COMPOSITE) if needed is None or issubclass(task.problem.Oracle, needed))
+
+
 def gradient_step(size):
-    return lambda x, g: x - size * g
+    return lambda x, grad: x - size * grad(x)
 
 
-def adam_step(x, g, size=0.1, server=0.02, beta1=0.9, beta2=0.99, tau=1e-3):
-    delta = -size * g
+def adam_step(x, grad, size=0.1, server=0.02, beta1=0.9, beta2=0.99, tau=1e-3):
+    delta = -size * grad(x)
     m, v = (1 - beta1) * delta, beta2 * tau**2 + (1 - beta2) * delta**2
     return x + server * m / (np.sqrt(v) + tau)
 
 
-def yogi_step(x, g, size=0.1, server=0.02, beta1=0.9, beta2=0.99, tau=1e-3):
-    delta = -size * g
+def yogi_step(x, grad, size=0.1, server=0.02, beta1=0.9, beta2=0.99, tau=1e-3):
+    delta = -size * grad(x)
     m, v = (1 - beta1) * delta, tau**2 - (1 - beta2) * delta**2 * np.sign(tau**2 - delta**2)
     return x + server * m / (np.sqrt(v) + tau)
+
+
+def prox(z, step):
+    return soft(z, step * COMPOSITE.weight)
+
+
+def normal_map_step(z, grad, step=0.09, gamma=0.5):
+    x = prox(z, gamma)
+    return prox(z - step * (grad(x) + (z - x) / gamma), gamma)
+
+
+def proximal_step(size, start=None):
+    """x ← prox(x − size ∇f(x)) from the proximal start that the method makes of its parameters."""
+
+    def step(x, grad):
+        x = prox(x, size if start is None else start)
+        return prox(x - size * grad(x), size)
+
+    return step
+
+
+def mirror_step(x, grad):
+    x = prox(x, 0.1)
+    return prox(x + 0.9 * (prox(x - 0.1 * grad(x), 0.1) - x), 0.09)
 
 
 CASES = {
@@ -47,4 +79,14 @@ CASES = {
     "FedOpt": Case(fs.FedOpt(0.1, 4, 0.5, optax.sgd), gradient_step(0.05), exact=False),
     "FedAdam": Case(fs.FedAdam(0.1, 4, 0.02), adam_step, exact=False),
     "FedYogi": Case(fs.FedYogi(0.1, 4, 0.02), yogi_step, exact=False),
+    "FedNMap": Case(fs.FedNMap(0.1, 4, gamma=0.5, server_step_size=0.9), normal_map_step, exact=True),
+    "Zhang2024": Case(fs.Zhang2024(0.1, 4, server_step_size=0.9), proximal_step(0.09), exact=True),
+    "FedCanon": Case(fs.FedCanon(0.1, 4, server_step_size=0.9), proximal_step(0.09), exact=False),
+    "ScaffoldServerProx": Case(fs.ScaffoldServerProx(0.1, 4, server_step_size=0.9), proximal_step(0.09), exact=False),
+    "FedDA": Case(fs.FedDA(0.1, 4, server_step_size=0.9), proximal_step(0.09, start=0), exact=False),
+    "FedMid": Case(fs.FedMid(0.1, 4, server_step_size=0.9), mirror_step, exact=False),
+    # b = μ/2 + β = 4: the first step has length 1/4.
+    "FastFedDA": Case(fs.FastFedDA(0.5, 3.75, local_steps=4), proximal_step(0.25, start=0), exact=False),
+    "FedAvgLocalProx": Case(fs.FedAvgLocalProx(0.1, 4), proximal_step(0.1), exact=False),
+    "FedAvgServerProx": Case(fs.FedAvgServerProx(0.1, 4), proximal_step(0.1), exact=False),
 }

@@ -41,6 +41,40 @@ def least_squares(clients=4, dimension=3, sizes=(5, 9), seed=0, shift=1.0) -> Le
     return LeastSquares(fs.Federation.from_clients(shards), fs.Average(squared_error), hessians, centres)
 
 
+class Composite(NamedTuple):
+    """The same with weight·|w|₁ added; the optimum by the proximal gradient method, run long enough to stand still."""
+
+    smooth: LeastSquares
+    problem: fs.Regularized
+    weight: float
+
+    @property
+    def federation(self) -> fs.Federation:
+        return self.smooth.federation
+
+    def gradient(self, client: int, w: np.ndarray) -> np.ndarray:
+        return self.smooth.gradient(client, w)
+
+    def mean_gradient(self, w: np.ndarray) -> np.ndarray:
+        return np.mean([self.gradient(i, w) for i in range(len(self.smooth.hessians))], axis=0)
+
+    def optimum(self, weight: float | None = None) -> np.ndarray:
+        weight = self.weight if weight is None else weight
+        step = 1 / np.linalg.eigvalsh(self.smooth.hessians.mean(axis=0))[-1]
+        w = np.zeros(self.smooth.centres.shape[1])
+        for _ in range(20_000):
+            w = soft(w - step * self.mean_gradient(w), step * weight)
+        return w
+
+
+def soft(z: np.ndarray, threshold: float) -> np.ndarray:
+    return np.sign(z) * np.maximum(np.abs(z) - threshold, 0)
+
+
+def composite(weight: float = 0.2, **options) -> Composite:
+    return Composite(least_squares(**options), fs.Regularized(squared_error, fs.prox.L1(weight)), weight)
+
+
 def local_sgd(gradient, x, step_size, local_steps, control=0.0):
     """Q steps x ← x − η(∇f(x) + control) from x."""
     for _ in range(local_steps):

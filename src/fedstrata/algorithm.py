@@ -133,6 +133,13 @@ class Algorithm(eqx.Module):
     def solution(self, problem: Any, state: Any) -> Vector:
         raise TypeError(f"{type(self).__name__} must define solution(problem, state) -> Vector")
 
+    def check(self, problem: Any) -> None:
+        """Refuse a problem with which these hyper-parameters cannot work, before anything compiles."""
+
+    def diagnose(self, problem: Any, state: Any, x: Vector, gradient: Vector) -> dict[str, Any]:
+        """More to record at an evaluation: numbers about the method's own state, given ∇f at its solution x."""
+        return {}
+
     def phases(self, problem: Any) -> list[Phase]:
         """The exchanges of a round; one by default."""
         begin, end, server = self.local_begin, self.local_end, self.server_step

@@ -2,8 +2,38 @@
 
 from fedstrata.algorithm import Algorithm
 from fedstrata.algorithms.average import CentralSGD, FedAdam, FedAvg, FedOpt, FedProx, FedSGD, FedYogi, Scaffold
+from fedstrata.algorithms.regularized import (
+    FastFedDA,
+    FedAvgLocalProx,
+    FedAvgServerProx,
+    FedCanon,
+    FedDA,
+    FedMid,
+    FedNMap,
+    ScaffoldServerProx,
+    Zhang2024,
+)
 
-__all__ = ["CentralSGD", "FedAdam", "FedAvg", "FedOpt", "FedProx", "FedSGD", "FedYogi", "Scaffold", "known"]
+__all__ = [
+    "CentralSGD",
+    "FastFedDA",
+    "FedAdam",
+    "FedAvg",
+    "FedAvgLocalProx",
+    "FedAvgServerProx",
+    "FedCanon",
+    "FedDA",
+    "FedMid",
+    "FedNMap",
+    "FedOpt",
+    "FedProx",
+    "FedSGD",
+    "FedYogi",
+    "Scaffold",
+    "ScaffoldServerProx",
+    "Zhang2024",
+    "known",
+]
 
 
 def known() -> dict[str, type[Algorithm]]:
@@ -17,6 +47,6 @@ def known() -> dict[str, type[Algorithm]]:
     while todo:
         cls = todo.pop()
         todo += cls.__subclasses__()
-        if cls.__module__.startswith(__name__):
+        if cls.__module__.startswith(__name__) and hasattr(cls, "State"):  # a method, not what several share
             found[cls.__name__] = cls
     return dict(sorted(found.items()))

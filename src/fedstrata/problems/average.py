@@ -8,33 +8,29 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
-from fedstrata.problems.base import Full, Problem, Rows, SmoothOracle
+from fedstrata.problems.base import Full, GradientOracle, Problem, Rows, SmoothOracle
 from fedstrata.vector import Vector
 
 Loss = Callable[[PyTree, PyTree], Array]
 
 
-class AverageOracle(SmoothOracle):
+class LossOracle(GradientOracle):
     def value(self, x: Vector) -> Array:
         sample = self.samples["batch"]
         return sample.mean(jax.vmap(lambda example: self.problem.loss(x.tree, example))(sample.examples))
 
 
-class Average(Problem):
-    r"""$\min_x \sum_i p_i \, \frac{1}{n_i} \sum_{\xi \in D_i} \ell(x; \xi)$, with $p_i = 1/N$ or $n_i / n$.
+class AverageOracle(LossOracle, SmoothOracle):
+    pass
 
-    loss: `loss(params, example) -> scalar`, for one example. metrics: more such functions, averaged the same way
-    (a loss object may bring its own: `fs.losses.Classification` has accuracy).
 
-    >>> problem = Average(lambda w, example: 0.5 * (w - example["x"]) ** 2)
-    """
+class LossProblem(Problem):
+    """What problems made from a loss of one example share: its mean, metrics, start values and checks."""
 
     loss: Loss
-    metrics: Mapping[str, Loss] = eqx.field(default_factory=dict)
-    Oracle: ClassVar[type] = AverageOracle
     streams: ClassVar[Mapping[str, str]] = {"batch": "train"}
 
-    def objective(self, x: Vector, full: Full) -> Array:
+    def mean_loss(self, x: Vector, full: Full) -> Array:
         return full["train"].mean(lambda example: self.loss(x.tree, example))
 
     def init(self, key: PRNGKeyArray) -> PyTree:
@@ -42,15 +38,17 @@ class Average(Problem):
         return super().init(key) if start is None else start(key)
 
     def all_metrics(self) -> dict[str, Loss]:
-        return {**getattr(self.loss, "metrics", {}), **self.metrics}
+        """Those of the loss, and those in a field `metrics`, which subclasses declare after what they need."""
+        return {**getattr(self.loss, "metrics", {}), **getattr(self, "metrics", {})}
 
-    def evaluate(self, x: Vector, full: Full, stationarity: bool = True) -> dict[str, Array]:
-        metrics = {name: (lambda e, f=f: f(x.tree, e)) for name, f in self.all_metrics().items()}
-        measured = full["train"].mean(lambda e: {name: f(e) for name, f in metrics.items()}) if metrics else {}
-        if not stationarity:
-            return {"objective": self.objective(x, full), **measured}
-        value, gradient = jax.value_and_grad(self.objective)(x, full)
-        return {"objective": value, "stationarity": gradient.norm(), **measured}
+    def measured(self, x: Vector, rows: Rows) -> dict[str, Array]:
+        """The metrics, averaged over the rows."""
+        metrics = self.all_metrics()
+        return rows.mean(lambda e: {name: f(x.tree, e) for name, f in metrics.items()}) if metrics else {}
+
+    def evaluate_split(self, x: Vector, full: Full, split: str) -> dict[str, Array]:
+        rows = full[split]
+        return {"loss": self.mean_loss(x, {"train": rows}), **self.measured(x, rows)}
 
     def evaluate_clients(self, x: Vector, rows: Rows) -> dict[str, Array]:
         functions = {"objective": self.loss, **self.all_metrics()}
@@ -68,8 +66,27 @@ class Average(Problem):
                     f"shape {out.shape} and dtype {out.dtype}" if hasattr(out, "shape") else f"a {type(out).__name__}"
                 )
                 raise ValueError(
-                    f"Average: {name}(params, example) must return one real number for one example, not {what}; "
-                    "take the mean or sum inside it (the library does the batching itself)"
+                    f"{type(self).__name__}: {name}(params, example) must return one real number for one example, not "
+                    f"{what}; take the mean or sum inside it (the library does the batching itself)"
                 )
         if hasattr(self.loss, "check"):
             self.loss.check(x.tree, federation)  # pyright: ignore[reportFunctionMemberAccess]
+
+
+class Average(LossProblem):
+    r"""$\min_x \sum_i p_i \, \frac{1}{n_i} \sum_{\xi \in D_i} \ell(x; \xi)$, with $p_i = 1/N$ or $n_i / n$.
+
+    loss: `loss(params, example) -> scalar`, for one example. metrics: more such functions, averaged the same way
+    (a loss object may bring its own: `fs.losses.Classification` has accuracy).
+
+    >>> problem = Average(lambda w, example: 0.5 * (w - example["x"]) ** 2)
+    """
+
+    metrics: Mapping[str, Loss] = eqx.field(default_factory=dict)
+    Oracle: ClassVar[type] = AverageOracle
+
+    def objective(self, x: Vector, full: Full) -> Array:
+        return self.mean_loss(x, full)
+
+    def evaluate(self, x: Vector, full: Full, smooth: tuple[Array, Vector] | None = None) -> dict[str, Array]:
+        return {**super().evaluate(x, full, smooth), **self.measured(x, full["train"])}

@@ -44,8 +44,8 @@ class Oracle(eqx.Module):
         return self.problem.oracle(self.shard, key, rule, clock=self.clock, client=self.client)
 
 
-class SmoothOracle(Oracle):
-    """An oracle of a differentiable function of x: what FedAvg and its relatives ask for."""
+class GradientOracle(Oracle):
+    """An oracle that knows a differentiable function of x: the whole objective, or the smooth part of it."""
 
     @abstractmethod
     def value(self, x: Vector) -> Array:
@@ -63,6 +63,18 @@ class SmoothOracle(Oracle):
         return jax.jvp(self.grad, (x,), (v,))[1]
 
 
+class SmoothOracle(GradientOracle):
+    """The whole objective is differentiable: what FedAvg and its relatives ask for."""
+
+
+class CompositeOracle(GradientOracle):
+    """A smooth part f and a regulariser φ, known by its proximal operator: what proximal methods ask for."""
+
+    def prox(self, z: Vector, step: Any) -> Vector:
+        """argmin_x φ(x) + |x − z|² / (2 step)"""
+        return self.problem.prox(z, step)
+
+
 class Rows(eqx.Module):
     """A whole split with one weight per example (summing to one), for exact evaluation."""
 
@@ -78,7 +90,7 @@ class Rows(eqx.Module):
 
         def sum_up(values: Array, w: Array) -> Array:
             wide = widest(values.dtype, w.dtype)
-            return jnp.tensordot(w.astype(wide), values.astype(wide), axes=1)
+            return jnp.tensordot(w.astype(wide), values.astype(wide), axes=1, precision="highest")
 
         weighted = lambda rows, w: jax.tree.map(lambda v: sum_up(v, w), jax.vmap(function)(rows))
         if size <= self.chunk:
@@ -122,16 +134,26 @@ class Problem(eqx.Module):
 
     def gradient(self, x: Vector, full: Full) -> Vector:
         """The true global gradient."""
-        return jax.grad(self.objective)(x, full)
+        return self.smooth(x, full)[1]
 
     def stationarity(self, x: Vector, full: Full) -> Array:
         """How far x is from a stationary point: the gradient's norm, unless the problem has a better measure."""
         return self.gradient(x, full).norm()
 
-    def evaluate(self, x: Vector, full: Full, stationarity: bool = True) -> dict[str, Array]:
-        """Objective, stationarity and the problem's own metrics."""
-        out = {"objective": self.objective(x, full)}
-        return out | ({"stationarity": self.stationarity(x, full)} if stationarity else {})
+    def smooth(self, x: Vector, full: Full) -> tuple[Array, Vector]:
+        """Value and gradient of the part that has one, in one go: of everything, unless there is a regulariser."""
+        return jax.value_and_grad(self.objective)(x, full)
+
+    def evaluate(self, x: Vector, full: Full, smooth: tuple[Array, Vector] | None = None) -> dict[str, Array]:
+        """The objective and the problem's own metrics; given `smooth(x, full)`, stationarity too."""
+        if smooth is None:
+            return {"objective": self.objective(x, full)}
+        return {"objective": smooth[0], "stationarity": smooth[1].norm()}
+
+    def evaluate_split(self, x: Vector, full: Full, split: str) -> dict[str, Array]:
+        """The loss and metrics on another split, as if it were the training data."""
+        found = self.evaluate(x, {**full, "train": full[split]})
+        return {"loss" if name == "objective" else name: value for name, value in found.items()}
 
     def evaluate_clients(self, x: Vector, rows: Rows) -> dict[str, Array]:
         """Metrics of each client, where they have a meaning."""

@@ -76,10 +76,19 @@ def check_solves(algorithm: Algorithm, problem: Problem) -> None:
     for phase in phases:
         needed = oracle_needed(phase.step)
         if isinstance(needed, type) and not issubclass(problem.Oracle, needed):
+            able = ", ".join(solvers(problem)) or "none of the library's algorithms"
             raise TypeError(
                 f"{type(algorithm).__name__} does not solve {type(problem).__name__} problems: it asks for a "
-                f"{needed.__name__}, and they have a {problem.Oracle.__name__}"
+                f"{needed.__name__}, and they have a {problem.Oracle.__name__}; these do: {able}"
             )
+
+
+def solvers(problem: Problem) -> list[str]:
+    """The library's algorithms whose steps ask for an oracle that this problem has."""
+    from fedstrata.algorithms import known
+
+    asks = {name: oracle_needed(cls.local_step) for name, cls in known().items()}
+    return [name for name, needed in asks.items() if isinstance(needed, type) and issubclass(problem.Oracle, needed)]
 
 
 def world_of(

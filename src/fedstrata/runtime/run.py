@@ -1,6 +1,7 @@
 """`fs.run`: federated training in simulation, from arguments to result."""
 
 import inspect
+import itertools
 import time
 import warnings
 from collections.abc import Mapping, Sequence
@@ -9,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedstrata.algorithm import Algorithm, steps_of
+from fedstrata.algorithm import Algorithm, steps_of, with_values
 from fedstrata.data.federation import Federation
 from fedstrata.data.sampling import Replay, sampler
 from fedstrata.errors import unknown
@@ -68,6 +69,8 @@ def prepare(
         rule.check_length(rounds, steps_of(algorithm))
     world = world_of(problem, algorithm, federation, rule, cohort, weights, monitor, evaluate, x0.scalar_dtype)
     values, rest, axes = spread(algorithm, sweep or {}, listed, x0.scalar_dtype)
+    for setting in itertools.product(*(sweep or {}).values()):
+        with_values(algorithm, **dict(zip(sweep or {}, setting, strict=True))).check(problem)
     all_x0, keys = repeat_runs(points, listed, int(np.prod([len(v) for v in axes.values()])))
     every = evaluate_every or max(1, -(-rounds // 100))
     plan = Plan(

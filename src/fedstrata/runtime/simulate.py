@@ -97,16 +97,20 @@ def cohort_at(world: World, algorithm: Algorithm, key: PRNGKeyArray, round: Arra
     return Cohort(clock, jnp.maximum(ids, 0), present, weights, jax.random.fold_in(now, 1), world.clients)
 
 
+@jax.default_matmul_precision("highest")  # what is reported is exact to the dtype, on a GPU too
 def measure(world: World, algorithm: Algorithm, plan: Plan, shared: Any) -> tuple[Vector, dict[str, Array]]:
     """The solution and everything that is recorded about it."""
     x = algorithm.solution(world.problem, show_server(shared))
-    out = world.problem.evaluate(x, world.full, plan.stationarity)
-    for split, rows in world.full.items():
+    smooth = world.problem.smooth(x, world.full) if plan.stationarity else None
+    out = world.problem.evaluate(x, world.full, smooth)
+    if smooth is not None:
+        out |= algorithm.diagnose(world.problem, show_server(shared), x, smooth[1])
+    for split in world.full:
         if split != "train":
-            found = world.problem.evaluate(x, {**world.full, "train": rows}, stationarity=False)
-            out |= {f"{split}/{'loss' if name == 'objective' else name}": v for name, v in found.items()}
+            out |= {f"{split}/{name}": v for name, v in world.problem.evaluate_split(x, world.full, split).items()}
     if world.monitor is not None:
-        found = world.monitor.evaluate(x, world.full, plan.stationarity)
+        smooth = world.monitor.smooth(x, world.full) if plan.stationarity else None
+        found = world.monitor.evaluate(x, world.full, smooth)
         out |= {f"monitor/{name}": v for name, v in found.items()}
     if plan.per_client:
         out |= {f"client/{n}": v for n, v in world.problem.evaluate_clients(x, world.full["train"]).items()}

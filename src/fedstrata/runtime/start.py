@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PRNGKeyArray
 
-from fedstrata.algorithm import Algorithm, Cohort, steps_of
+from fedstrata.algorithm import Algorithm, Cohort, at_time, steps_of
 from fedstrata.clock import Clock
 from fedstrata.memory import Pool
 from fedstrata.placement import placements, select
@@ -94,7 +94,7 @@ def _flatten(stacked: Any, rows: Any, setting: Setting) -> Any:
 
 def start_values(algorithm: Algorithm, problem: Any, x0: Vector) -> Any:
     """The template: `init_server`, with everything as arrays and its type checked."""
-    state = algorithm.init_server(problem, x0)
+    state = at_time(algorithm, Clock.at(0, steps_of(algorithm)), x0.scalar_dtype).init_server(problem, x0)
     if type(state) is not type(algorithm).State:
         raise TypeError(f"{type(algorithm).__name__}.init_server must return its State, not {type(state).__qualname__}")
     number = lambda a: jnp.asarray(a, x0.scalar_dtype) if isinstance(a, int | float) else jnp.asarray(a)
