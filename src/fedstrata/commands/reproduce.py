@@ -1,24 +1,32 @@
 """Reproduce a paper: its figures, and a table of claim, our result and verdict.
 
 examples:
-  fedstrata reproduce                   which papers can be reproduced
-  fedstrata reproduce PAPER             all of its figures and claims
-  fedstrata reproduce PAPER --figure 2  one figure
+  fedstrata reproduce                     which papers can be reproduced
+  fedstrata reproduce fednmap --figure 2  one figure
+  fedstrata reproduce fednmap             all of its figures and claims
+  fedstrata reproduce fednmap --scale full --out out/gpu    with the paper's sizes (a GPU is wanted)
+
+In --out/PAPER/SCALE: figure_N.png, claims.md, claims.json, and runs/ with every finished run. A reproduction that was
+stopped goes on where it was; finished runs are not run again unless their settings change.
 """
 
 import argparse
 
 from fedstrata.commands.output import print_json, print_table
-from fedstrata.commands.parsing import Mistake, json_option, whole
+from fedstrata.commands.parsing import json_option, whole
 from fedstrata.errors import unknown
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("paper", nargs="?", metavar="PAPER", help="a key of docs/papers.bib; without it, list them")
+    parser.add_argument("paper", nargs="?", metavar="PAPER", help="a paper's name; without it, list them")
     parser.add_argument("--figure", type=whole(1), metavar="N", help="only this figure")
+    parser.add_argument("--scale", metavar="S", help="how large: the list of papers says what each scale costs")
+    parser.add_argument("--quiet", action="store_true", help="no progress bar")
     parser.add_argument("--out", default="out/reproduce", metavar="DIR", help="folder for figures and table")
     json_option(
-        parser, '{"papers": [{"key", "title"}]}, or with PAPER {"claims": [{"claim", "ours", "verdict"}], "files"}'
+        parser,
+        '{"papers": [{"name", "title", "reference", "figures", "scales"}]}, or with PAPER '
+        '{"claims": [{"figure", "claim", "ours", "verdict"}], "files"}',
     )
 
 
@@ -27,23 +35,25 @@ def execute(options: argparse.Namespace) -> int:
 
     known = reproductions()
     if options.paper is None:
+        about = lambda r: {"title": r.title, "reference": r.reference, "figures": [*r.figures], "scales": {**r.scales}}
+        papers = [{"name": name, **about(r)} for name, r in known.items()]
         if options.json:
-            print_json({"papers": [{"key": key, "title": r.title} for key, r in known.items()]})
-        elif known:
-            print_table("Papers", ["key", "title"], [[key, r.title] for key, r in known.items()])
-        else:
-            print("No reproduction has landed yet; `fedstrata list experiments` shows what can be run.")
+            print_json({"papers": papers})
+            return 0
+        scales = lambda p: "\n".join(f"{scale}: {cost}" for scale, cost in p["scales"].items())
+        rows = [[p["name"], p["title"], ", ".join(map(str, p["figures"])), scales(p)] for p in papers]
+        print_table("Papers (fedstrata reproduce NAME)", ["name", "title", "figures", "scales"], rows)
         return 0
-    if not known:
-        raise Mistake(
-            f"{options.paper}: no reproduction has landed yet; `fedstrata list experiments` shows what can be run"
-        )
     if options.paper not in known:
         raise unknown("paper", options.paper, known)
-    found = known[options.paper].reproduce(figure=options.figure, out=options.out)
+    from fedstrata.commands.running import configure  # from here on everything needs JAX
+
+    configure(cache=True)
+    found = known[options.paper].reproduce(options.figure, options.out, options.scale, options.quiet)
     if options.json:
         print_json(found)
-    else:
-        rows = [[c["claim"], c["ours"], c["verdict"]] for c in found["claims"]]
-        print_table(known[options.paper].title, ["claim", "ours", "verdict"], rows)
+        return 0
+    rows = [[str(c["figure"]), c["claim"], c["ours"], c["verdict"]] for c in found["claims"]]
+    print_table(known[options.paper].title, ["figure", "claim", "ours", "verdict"], rows)
+    print("\n".join(found["files"]))
     return 0
