@@ -23,7 +23,8 @@ class Regularized(LossProblem):
 
     loss: `loss(params, example) -> scalar`, for one example; f is its mean, as in `Average`. regularizer: φ, convex or
     weakly convex, or the indicator of a set. metrics: more functions like the loss, averaged the same way.
-    gamma: the γ of the recorded stationarity $\|F_{nat}^\gamma(x)\|$; it has nothing to do with a method's own.
+    gamma: the γ of the recorded stationarity $\|F_{nat}^\gamma(x)\|$, which has nothing to do with a method's own.
+    more_gammas: further ones, recorded as stationarity_γ.
 
     Recorded: objective (f + φ), loss (f), regularizer (φ), stationarity, subdifferential_distance (where φ has a
     closed form for it), hoyer and zeros (of all parameters).
@@ -35,6 +36,7 @@ class Regularized(LossProblem):
     regularizer: Regularizer
     metrics: Mapping[str, Loss] = eqx.field(default_factory=dict)
     gamma: float = 1.0
+    more_gammas: tuple[float, ...] = ()
     Oracle: ClassVar[type] = RegularizedOracle
 
     def __check_init__(self) -> None:
@@ -43,9 +45,10 @@ class Regularized(LossProblem):
                 f"Regularized: regularizer={self.regularizer!r} is not one of fs.prox; give say fs.prox.L1(0.01), or "
                 "subclass fs.prox.Regularizer (for none, use fs.Average)"
             )
-        if not self.gamma > 0:
-            raise ValueError(f"Regularized: gamma={self.gamma!r}, the step of the stationarity measure, must be > 0")
-        self.regularizer.check_step(self.gamma)
+        for gamma in (self.gamma, *self.more_gammas):
+            if not gamma > 0:
+                raise ValueError(f"Regularized: gamma={gamma!r}, the step of the stationarity measure, must be > 0")
+            self.regularizer.check_step(gamma)
 
     def prox(self, z: Vector, step: Any) -> Vector:
         return self.regularizer.prox(z, step)
@@ -84,6 +87,7 @@ class Regularized(LossProblem):
         out = {"objective": _plus(loss, penalty)}
         if smooth is not None:
             out["stationarity"] = self._residual(x, smooth[1], self.gamma).norm()
+            out |= {f"stationarity_{g:g}": self._residual(x, smooth[1], g).norm() for g in self.more_gammas}
             if self.regularizer.has_distance:
                 out["subdifferential_distance"] = self.regularizer.distance(x, smooth[1])
         shape = {"hoyer": hoyer(x), "zeros": zeros(x).astype(x.scalar_dtype)}

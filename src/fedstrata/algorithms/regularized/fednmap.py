@@ -111,15 +111,15 @@ class FedNMap(ProximalMethod):
         >>> method.gamma
         0.2
         """
-        curvature = weak_convexity + smoothness
+        curvature, variance = weak_convexity + smoothness, noise**2
         gamma = 1 / (5 * curvature)
-        m = max(1, math.ceil(math.sqrt(noise**2 * rounds / (9 * curvature * gap * clients * local_steps))))
+        m = max(1, math.ceil(math.sqrt(variance * rounds / (9 * curvature * gap * clients * local_steps))))
         cap = (1 - gamma * weak_convexity) / (100 * math.sqrt(smoothness**2 + 1 / gamma**2))
         both, local = cap / m, cap / (local_steps * math.sqrt(m))
-        if noise > 0:
-            both = min(both, math.sqrt(clients * local_steps * gap / (noise**2 * rounds * curvature)) / 320)
-            first = 380 * (noise**2 * rounds * local_steps**3 * curvature**3 / (clients * gap)) ** 0.25
-            local = min(local, 1 / (first + 240 * math.sqrt(curvature * rounds * local_steps * noise**2 / gap)))
+        if variance > 0:  # without noise (15) has no bound, and the caps decide
+            both = min(both, math.sqrt(clients * local_steps * gap / (variance * rounds * curvature)) / 320)
+            first = 380 * (variance * rounds * local_steps**3 * curvature**3 / (clients * gap)) ** 0.25
+            local = min(local, 1 / (first + 240 * math.sqrt(curvature * rounds * local_steps * variance / gap)))
         return cls(local, local_steps, gamma, both / (local * local_steps))
 
     @classmethod
