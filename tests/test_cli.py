@@ -72,7 +72,9 @@ def test_version(capsys):
         (["explain", "FedAvg", "--parameters", "-3"], "whole number >= 1"),
         (["data", "chek"], "did you mean check?"),
         (["data", "fetch"], "needs the name of a data set"),
-        (["reproduce", "anything"], "no reproduction has landed yet"),
+        (["reproduce", "fednmab"], "did you mean fednmap?"),
+        (["reproduce", "fednmap", "--figure", "9"], "figure of fednmap"),
+        (["reproduce", "fednmap", "--scale", "ful"], "did you mean full?"),
     ],
 )
 def test_mistakes_are_answered_in_one_line(words, expected, capsys):

@@ -93,6 +93,9 @@ def test_plot_mistakes(words, expected, mistake, tmp_path):
     assert expected in mistake("plot", *words)
 
 
-def test_no_reproduction_has_landed(answer, command):
-    assert answer("reproduce") == {"papers": []}
-    assert "No reproduction has landed yet" in command("reproduce")[1]
+def test_papers_are_listed_with_their_figures_and_what_they_cost(answer, command):
+    papers = {p["name"]: p for p in answer("reproduce")["papers"]}
+    assert papers["fednmap"]["figures"] == [2, 3, 4, 5, 6]
+    out = command("reproduce")[1]
+    for word in ("fednmap", "Huang", "small:", "full:"):
+        assert word in out

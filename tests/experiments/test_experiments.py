@@ -1,6 +1,7 @@
 """Experiments: found by folder, runnable as they are, and showing what they are there to show."""
 
 import dataclasses
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from fedstrata.experiments.least_squares import optimum
 from fedstrata.experiments.picture import picture
 from fedstrata.experiments.tuning import tuned
 
+BIB = Path(__file__).parents[2] / "docs" / "papers.bib"
 EMBEDDED = ("digits", "breast_cancer", "least_squares")  # need no files
 
 
@@ -22,7 +24,10 @@ def test_names_are_unique_and_known():
         assert {*experiment.methods} <= {*fs.algorithms.known()}
     with pytest.raises(ValueError, match="did you mean digits"):
         get("digit")
-    assert experiments.reproductions() == {}
+    for name, paper in experiments.reproductions().items():
+        assert name == paper.paper
+        assert paper.figures
+        assert f"{{{paper.reference}," in BIB.read_text()
 
 
 @pytest.mark.parametrize("name", EMBEDDED)

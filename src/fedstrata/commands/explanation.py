@@ -8,11 +8,13 @@ from typing import Any, get_type_hints
 import jax
 import jax.numpy as jnp
 
-from fedstrata.algorithm import Algorithm, Range, reals
+from fedstrata.algorithm import Algorithm, Range, oracle_needed, reals
 from fedstrata.commands import papers
 from fedstrata.commands.latex import formulas, readable
 from fedstrata.placement import Placement, placements
 from fedstrata.problems.average import Average
+from fedstrata.problems.regularized import Regularized
+from fedstrata.prox import Zero
 from fedstrata.runtime.start import start_values
 from fedstrata.transport.ledger import Entry, ledger
 from fedstrata.vector import Vector
@@ -86,7 +88,11 @@ def traffic(cls: type[Algorithm], size: int, cohort: int) -> dict[str, Any] | No
     if cls.centralised:
         return about
     x = Vector(jax.ShapeDtypeStruct((size,), jnp.float32))
-    problem = Average(lambda w, example: 0.5 * jnp.sum((w - example["x"]) ** 2))
+    loss = lambda w, example: 0.5 * jnp.sum((w - example["x"]) ** 2)
+    problems = [Average(loss), Regularized(loss, Zero())]
+    needed = oracle_needed(cls.local_step)
+    fitting = [p for p in problems if isinstance(needed, type) and issubclass(p.Oracle, needed)]
+    problem = fitting[0] if fitting else problems[0]
     try:
         algorithm = specimen(cls)
         template = jax.eval_shape(lambda x: start_values(algorithm, problem, x), x)

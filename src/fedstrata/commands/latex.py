@@ -1,6 +1,7 @@
 r"""LaTeX of the docstrings, made readable in a terminal. Light: a table of symbols and a few shapes."""
 
 import re
+import unicodedata
 
 _SYMBOLS = {
     **dict(zip(
@@ -14,6 +15,7 @@ _SYMBOLS = {
 _SILENT = ("big", "Big", "bigl", "bigr", "left", "right", "textstyle", "displaystyle", "limits")
 _BRACED = r"\{((?:[^{}]|\{[^{}]*\})*)\}"
 _WIDE = "\u2003"  # stands for a wide gap until narrow ones are closed
+_MARKS = {"bar": "\u0304", "hat": "\u0302", "tilde": "\u0303"}  # over the letter before them
 _HIGH = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
@@ -24,8 +26,12 @@ def readable(text: str) -> str:
     'x_i ← x_i - η_a ∇f_i(x_i; ξ_i), then average.'
     >>> readable(r"\frac{x - x_i}{\eta Q} + \sqrt{v} + \Delta^2")
     '(x - x_i)/(η Q) + √v + Δ²'
+    >>> readable(r"\hat\eta \bar y + \tfrac{1}{\gamma}")
+    'η̂ ȳ + 1/γ'
     """
     text = re.sub(r"\\(?:text|mathrm|mathbf|mathcal|mathbb|operatorname)\s*" + _BRACED, r"\1", text)
+    text = re.sub(r"\\(bar|hat|tilde)\s*(\\[A-Za-z]+|[A-Za-z])", lambda m: m[2] + _MARKS[m[1]], text)
+    text = re.sub(r"\\[td]frac", r"\\frac", text)
     for _ in range(3):  # fractions inside fractions
         text = re.sub(rf"\\frac(?:\s*{_BRACED}\s*{_BRACED}|(\d)(\d))", _fraction, text)
     text = re.sub(rf"\\sqrt\s*{_BRACED}", lambda m: "√" + _wrapped(m[1]), text)
@@ -36,7 +42,8 @@ def readable(text: str) -> str:
     text = re.sub(rf"([_^]){_BRACED}", lambda m: m[1] + _wrapped(m[2]), text)
     text = re.sub(r"\^(\d)", lambda m: m[1].translate(_HIGH), text)
     text = re.sub(r"\\([{}])", r"\1", text.replace("$", ""))
-    return re.sub(rf" *{_WIDE} *", "   ", re.sub(" +", " ", text)).strip()
+    text = re.sub(rf" *{_WIDE} *", "   ", re.sub(" +", " ", text)).strip()
+    return unicodedata.normalize("NFC", text)
 
 
 def formulas(docstring: str) -> list[str]:

@@ -12,7 +12,7 @@ stopped goes on where it was; finished runs are not run again unless their setti
 
 import argparse
 
-from fedstrata.commands.output import print_json, print_table
+from fedstrata.commands.output import paragraph, print_json
 from fedstrata.commands.parsing import json_option, whole
 from fedstrata.errors import unknown
 
@@ -40,9 +40,11 @@ def execute(options: argparse.Namespace) -> int:
         if options.json:
             print_json({"papers": papers})
             return 0
-        scales = lambda p: "\n".join(f"{scale}: {cost}" for scale, cost in p["scales"].items())
-        rows = [[p["name"], p["title"], ", ".join(map(str, p["figures"])), scales(p)] for p in papers]
-        print_table("Papers (fedstrata reproduce NAME)", ["name", "title", "figures", "scales"], rows)
+        for p in papers:
+            print(f"\n{p['name']}: {p['title']}")
+            paragraph(f"figures {', '.join(map(str, p['figures']))}; scales: ")
+            for scale, cost in p["scales"].items():
+                paragraph(f"  {scale}: {cost}")
         return 0
     if options.paper not in known:
         raise unknown("paper", options.paper, known)
@@ -53,7 +55,10 @@ def execute(options: argparse.Namespace) -> int:
     if options.json:
         print_json(found)
         return 0
-    rows = [[str(c["figure"]), c["claim"], c["ours"], c["verdict"]] for c in found["claims"]]
-    print_table(known[options.paper].title, ["figure", "claim", "ours", "verdict"], rows)
-    print("\n".join(found["files"]))
+    print(f"\n{known[options.paper].title}")
+    for c in found["claims"]:
+        print(f"\nFigure {c['figure']}: {c['verdict']}")
+        paragraph(f"claim: {c['claim']}")
+        paragraph(f"ours: {c['ours']}")
+    print("\n" + "\n".join(found["files"]))
     return 0

@@ -23,10 +23,10 @@ def available() -> dict[str, Experiment]:
 
 def get(name: str) -> Experiment:
     """The experiment of that name: `get("digits").run("FedAvg", rounds=50)`."""
-    known = available()
-    if name not in known:
+    known, wanted = available(), name.replace("-", "_")
+    if wanted not in known:
         raise unknown("experiment", name, known)
-    return known[name]
+    return known[wanted]
 
 
 def reproductions() -> dict[str, Any]:

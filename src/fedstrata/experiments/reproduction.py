@@ -108,5 +108,6 @@ class Reproduction:
 
 def markdown(title: str, claims: list[dict[str, Any]]) -> str:
     """The table *claim / ours / verdict*."""
-    rows = [f"| {c['figure']} | {c['claim']} | {c['ours']} | {c['verdict']} |" for c in claims]
+    cell = lambda value: str(value).replace("|", r"\|")
+    rows = [f"| {' | '.join(cell(c[k]) for k in ('figure', 'claim', 'ours', 'verdict'))} |" for c in claims]
     return "\n".join([f"# {title}", "", "| figure | claim | ours | verdict |", "|---|---|---|---|", *rows, ""])

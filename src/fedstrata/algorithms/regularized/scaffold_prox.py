@@ -15,7 +15,7 @@ class ScaffoldServerProx(Scaffold, ProximalMethod):
     $$ x_i \gets x_i - \eta_a \big( \nabla f_i(x_i; \xi_i) - c_i + c \big) \quad (Q \text{ times from } x), \qquad
        x \gets \mathrm{prox}_{\eta_s \eta_a Q \varphi} \Big( x + \eta_s \sum_i p_i (x_i - x) \Big) $$
 
-    step_size: η_a. local_steps: Q. server_step_size: η_s. The control variates c and c_i are SCAFFOLD's.
+    step_size: η_a. local_steps: Q. server_step_size: η_s.
 
     Converges near the optimum of f + φ, but off by O(η_a Q): the corrections take out what differs between clients, not
     that all of them walk away from a point where ∇f is not zero. FedNMap and Zhang2024 repair exactly that. Control

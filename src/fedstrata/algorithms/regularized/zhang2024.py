@@ -15,7 +15,7 @@ class Zhang2024(ProximalMethod):
     $$ z_i \gets z_i - \eta_a \big( \nabla f_i(x_i; \xi_i) + c_i \big), \qquad
        x_i = \mathrm{prox}_{(\ell+1)\eta_a\varphi}(z_i), \quad \ell = 0 \dots Q-1 \text{ from } z_i = x_i = x $$
     $$ z = x + \eta_s \Big( \sum_i p_i z_i - x \Big), \qquad
-       c_i = \frac{x - z}{\hat\eta} - \frac1Q \sum_\ell \nabla f_i(x_i^\ell), \qquad
+       c_i = \frac{x - z}{\hat\eta} - \frac{1}{Q} \sum_\ell \nabla f_i(x_i^\ell), \qquad
        x \gets \mathrm{prox}_{\hat\eta\varphi}(z), \qquad \hat\eta = \eta_a \eta_s Q $$
 
     step_size: η_a. local_steps: Q. server_step_size: η_s.

@@ -14,7 +14,7 @@ METHODS = ("FedNMap", "Zhang2024", "FedCanon")
 GAMMA = 2.5
 # small: the same code with a network a quarter as wide, fewer pictures and rounds, one seed.
 SIZES: dict[str, dict[str, Any]] = {
-    "small": {"rounds": 20, "batch_size": 8, "seeds": 1, "width": 0.25, "rows": 2000, "cells": ((20, 10),)},
+    "small": {"rounds": 40, "batch_size": 8, "seeds": 1, "width": 0.25, "rows": 1000, "cells": ((20, 10),)},
     "full": {
         "rounds": 300,
         "batch_size": 32,

@@ -1,0 +1,136 @@
+"""Reproductions: runs are kept and not repeated, claims are written down, and the figures of FedNMap draw."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+import fedstrata as fs
+from fedstrata.experiments import reproductions
+from fedstrata.experiments.base import Setup
+from fedstrata.experiments.drawing import Line, Panel, draw
+from fedstrata.experiments.fednmap import mobile, shallow
+from fedstrata.experiments.reproduction import Claim, Desk, Outcome, Reproduction
+from fedstrata.experiments.statistics import interval, slope
+from fedstrata.report import History
+from references import composite
+
+TASK = composite()
+
+
+def build(clients: int) -> Setup:
+    return Setup(TASK.problem, TASK.federation.select(range(clients)))
+
+
+def test_a_finished_run_is_not_run_again(tmp_path):
+    built = []
+
+    def counted(clients: int) -> Setup:
+        built.append(clients)
+        return build(clients)
+
+    options = {"rounds": 3, "batch_size": "all", "params": np.zeros(3)}
+    run = lambda step, clients: Desk(tmp_path, quiet=True).run(
+        "name", counted, {"clients": clients}, fs.FedNMap(step, 2), **options
+    )
+    first = run(0.1, 4)
+    assert run(0.1, 4) == first
+    assert built == [4]
+    assert run(0.05, 4) != first  # another step is another run
+    run(0.05, 3)  # and so are other data
+    assert built == [4, 4, 3]
+
+
+def test_claims_and_files_are_written_down(tmp_path):
+    def figure(desk: Desk) -> Outcome:
+        return Outcome([Claim(7, "it is fast", "it is | slow", "does not hold")], [desk.folder / "f.png"])
+
+    paper = Reproduction("p", "A paper", "huang2026", {7: figure}, {"small": "nothing", "full": "much"})
+    found = paper.reproduce(out=tmp_path)
+    folder = tmp_path / "p" / "small"
+    assert found["files"] == [str(folder / "f.png"), str(folder / "claims.md")]
+    assert json.loads((folder / "claims.json").read_text()) == found["claims"]
+    table = (folder / "claims.md").read_text()
+    assert "does not hold" in table
+    assert r"it is \| slow" in table  # a bar must not cut the cell
+    with pytest.raises(ValueError, match="did you mean full"):
+        paper.reproduce(out=tmp_path, scale="ful")
+    with pytest.raises(ValueError, match="figure of p"):
+        paper.reproduce(out=tmp_path, figure=8)
+
+
+def history(level: float, seeds: int = 4, **columns: float) -> History:
+    """Stationarity that falls to about `level`, a little different for every seed."""
+    rng = np.random.default_rng(int(1e9 * level) % 2**31)
+    rounds = np.broadcast_to(np.arange(51.0), (seeds, 51))
+    noise = 1 + 0.05 * rng.normal(size=(seeds, 51))
+    falling = np.sqrt(level * noise + np.exp(-rounds))
+    constant = {name: np.full((seeds, 51), value) for name, value in columns.items()}
+    return History({"seed": list(range(seeds))}, {"round": rounds, "stationarity": falling, **constant})
+
+
+class Pretend(Desk):
+    """A desk whose runs come from a formula, so that the verdicts are known."""
+
+    def __init__(self, folder, formula):
+        super().__init__(folder, "small", quiet=True)
+        self.formula = formula
+
+    def run(self, name, build, data, algorithm, **options):
+        return self.formula(type(algorithm).__name__, data["clients"], algorithm)
+
+
+def verdicts(outcome: Outcome) -> list[str]:
+    assert all(path.stat().st_size > 10_000 for path in outcome.files)
+    return [claim.verdict for claim in outcome.claims]
+
+
+def test_figure_2_judges_by_paired_intervals(tmp_path):
+    def good(name, n, a):
+        return history((1 if name == "FedNMap" else 2) / (n * a.local_steps))
+
+    assert verdicts(shallow.figure_2(Pretend(tmp_path, good))) == ["holds"] * 3
+    alike = lambda name, n, a: history(0.01)
+    assert verdicts(shallow.figure_2(Pretend(tmp_path, alike))) == ["does not hold"] * 3
+
+
+@pytest.mark.parametrize("figure", [shallow.figure_3, shallow.figure_4])
+def test_figures_3_and_4_find_the_slope(figure, tmp_path):
+    outcome = figure(Pretend(tmp_path, lambda name, n, a: history((n * a.local_steps) ** -0.75)))
+    assert verdicts(outcome) == ["holds", "holds"]
+    assert abs(float(outcome.claims[1].ours.split()[0]) + 0.75) < 0.05
+    outcome = figure(Pretend(tmp_path, lambda name, n, a: history((n * a.local_steps) ** -0.25)))
+    assert verdicts(outcome) == ["holds", "does not hold"]
+
+
+def test_figure_6_wants_more_sparsity_and_less_loss(tmp_path):
+    best = lambda name, n, a: history(1.0, hoyer=0.9 - 0.1 * (name != "FedNMap"), loss=1.0 + (name != "FedNMap"))
+    assert verdicts(mobile.figure_6(Pretend(tmp_path, best))) == ["holds"]
+    mixed = lambda name, n, a: history(1.0, hoyer=0.9 - 0.1 * (name != "FedNMap"), loss=2.0 - (name != "FedNMap"))
+    assert verdicts(mobile.figure_6(Pretend(tmp_path, mixed))) == ["holds in part"]
+
+
+def test_figure_5_draws_and_judges(tmp_path):
+    outcome = shallow.figure_5(Pretend(tmp_path, lambda name, n, a: history(1 / a.local_steps)))
+    assert verdicts(outcome)[0] == "holds"
+
+
+def test_every_figure_has_a_function_that_says_what_it_shows():
+    for paper in reproductions().values():
+        assert all(figure.__doc__ for figure in paper.figures.values())
+        assert dataclasses.is_dataclass(paper)
+
+
+def test_a_panel_of_a_diverged_run_still_draws(tmp_path):
+    values = np.array([[1.0, 0.1, np.nan], [1.0, 0.2, np.nan]])
+    path = draw([Panel("t", {"a": Line(np.arange(3.0), values)})], "title", tmp_path / "p.png")
+    assert path.stat().st_size > 5_000
+
+
+def test_an_interval_covers_the_mean_as_often_as_it_says():
+    rng = np.random.default_rng(0)
+    inside = [low <= 3.0 <= high for _, low, high in (interval(rng.normal(3.0, 2.0, 6)) for _ in range(2000))]
+    assert abs(np.mean(inside) - 0.95) < 4 * np.sqrt(0.05 * 0.95 / 2000)
+    assert np.isnan(interval(np.array([1.0]))[1:]).all()
+    np.testing.assert_allclose(slope(np.array([1.0, 2.0, 4.0]), np.array([[3.0, 5.0, 9.0]])), [2.0])
