@@ -15,9 +15,10 @@ from references import least_squares
 ROOT = Path(__file__).parents[1]
 
 
-def test_the_code_of_the_readme_runs(tmp_path, monkeypatch):
+@pytest.mark.parametrize("page", ["README.md", "docs/regularized.md"])
+def test_the_code_of_the_pages_runs(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.S)
     assert blocks
     # In a process of its own: users have float32 and JAX's usual promotion.
     subprocess.run([sys.executable, "-c", "\n".join(blocks)], check=True, cwd=tmp_path, env=_plain())

@@ -35,6 +35,9 @@ def test_a_finished_run_is_not_run_again(tmp_path):
         "name", counted, {"clients": clients}, fs.FedNMap(step, 2), **options
     )
     first = run(0.1, 4)
+    desk = Desk(tmp_path, quiet=True)
+    desk.run("name", counted, {"clients": 4}, fs.FedNMap(0.1, 2), **options)
+    assert desk.cost()["samples"] == 3 * 2 * TASK.federation["train"].size  # rounds, steps, whole shards
     assert run(0.1, 4) == first
     assert built == [4]
     assert run(0.05, 4) != first  # another step is another run
@@ -49,6 +52,7 @@ def test_claims_and_files_are_written_down(tmp_path):
     paper = Reproduction("p", "A paper", "huang2026", {7: figure}, {"small": "nothing", "full": "much"})
     found = paper.reproduce(out=tmp_path)
     folder = tmp_path / "p" / "small"
+    assert found["cost"] == {"runs": 0, "seconds": 0.0, "samples": 0.0}
     assert found["files"] == [str(folder / "f.png"), str(folder / "claims.md")]
     assert json.loads((folder / "claims.json").read_text()) == found["claims"]
     table = (folder / "claims.md").read_text()
@@ -111,7 +115,8 @@ def test_figure_6_wants_more_sparsity_and_less_loss(tmp_path):
     assert verdicts(mobile.figure_6(Pretend(tmp_path, mixed))) == ["holds in part"]
 
 
-def test_figure_5_draws_and_judges(tmp_path):
+def test_figure_5_draws_and_judges(tmp_path, monkeypatch):
+    monkeypatch.setattr(shallow, "_smoothness", lambda: 2.0)  # it needs the pictures themselves
     outcome = shallow.figure_5(Pretend(tmp_path, lambda name, n, a: history(1 / a.local_steps)))
     assert verdicts(outcome)[0] == "holds"
 

@@ -26,7 +26,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     json_option(
         parser,
         '{"papers": [{"name", "title", "reference", "figures", "scales"}]}, or with PAPER '
-        '{"claims": [{"figure", "claim", "ours", "verdict"}], "files"}',
+        '{"claims": [{"figure", "claim", "ours", "verdict"}], "cost": {"runs", "seconds", "samples"}, "files"}',
     )
 
 
@@ -49,6 +49,7 @@ def execute(options: argparse.Namespace) -> int:
     if options.paper not in known:
         raise unknown("paper", options.paper, known)
     from fedstrata.commands.running import configure  # from here on everything needs JAX
+    from fedstrata.report.format import human_number, human_seconds
 
     configure(cache=True)
     found = known[options.paper].reproduce(options.figure, options.out, options.scale, options.quiet)
@@ -60,5 +61,8 @@ def execute(options: argparse.Namespace) -> int:
         print(f"\nFigure {c['figure']}: {c['verdict']}")
         paragraph(f"claim: {c['claim']}")
         paragraph(f"ours: {c['ours']}")
-    print("\n" + "\n".join(found["files"]))
+    cost = found["cost"]
+    speed = f"{human_number(cost['samples'] / cost['seconds'])} examples/s" if cost["seconds"] else ""
+    print(f"\n{cost['runs']} runs took {human_seconds(cost['seconds'])} after compilation; {speed}")
+    print("\n".join(found["files"]))
     return 0

@@ -60,7 +60,10 @@ class Plan(NamedTuple):
         named = methods.chosen(experiment, options.algorithm, words, sweep)
         given = {k: getattr(options, k) for k in ("rounds", "seeds", "cohort", "batch_size", "evaluate_every")}
         given["evaluate_every"] = given["evaluate_every"] or -(-(given["rounds"] or experiment.rounds) // 100)
-        plan = cls(experiment, named, experiment.build(**data), given, data)
+        setup = experiment.build(**data)
+        if options.algorithm is None:  # of the experiment's own methods, those that can solve this form of it
+            named = {name: method for name, method in named.items() if _able(name, method[0], setup)}
+        plan = cls(experiment, named, setup, given, data)
         for name, (algorithm, _) in named.items():  # what the last method would refuse is refused before the first
             prepare(plan.setup.problem, algorithm, plan.setup.federation, **plan.options(name), execution="vmap")
         return plan
@@ -81,6 +84,15 @@ class Plan(NamedTuple):
         shared = {k: getattr(own, k, None) if v is None else v for k, v in self.given.items()}
         values = {n: describe(hyperparameters(a)) | s for n, (a, s) in self.methods.items()}
         return json.loads(json.dumps({"experiment": own.name, **shared, "data": self.data, "methods": values}))
+
+
+def _able(name: str, algorithm: Algorithm, setup: Setup) -> bool:
+    try:
+        algorithm.check(setup.problem)
+    except ValueError as error:
+        print(f"warning: {name} is left out: {error}", file=sys.stderr)
+        return False
+    return True
 
 
 def estimate(plan: Plan, as_json: bool) -> int:

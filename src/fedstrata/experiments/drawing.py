@@ -67,7 +67,7 @@ def _panel(axes: Any, panel: Panel) -> None:
     axes.set_title(panel.title, fontsize=10, loc="left")
     axes.set_xlabel(panel.across, fontsize=9)
     axes.set_ylabel(panel.up, fontsize=9)
-    axes.tick_params(labelsize=8)
+    axes.tick_params(which="both", labelsize=8)
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25, linewidth=0.6)
     axes.margins(x=0.02)

@@ -41,6 +41,7 @@ class Desk:
 
     def __init__(self, folder: str | Path, scale: str = "small", quiet: bool = False) -> None:
         self.folder, self.scale, self.quiet = Path(folder), scale, quiet
+        self.done: dict[str, History] = {}
         self.runs = self.folder / "runs"
         self.runs.mkdir(parents=True, exist_ok=True)
 
@@ -60,14 +61,23 @@ class Desk:
         if path.exists():
             kept = json.loads(path.read_text())
             if kept["settings"] == settings:
-                return History.from_json(kept["history"])
+                self.done[name] = History.from_json(kept["history"])
+                return self.done[name]
         setup = build(**data)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DivergenceWarning)  # the history says it, and the claim with it
             result = run(setup.problem, algorithm, setup.federation, label=name, progress=not self.quiet, **options)
         with replacing(path) as temporary:
             temporary.write_text(json.dumps({"settings": settings, "history": result.history.to_json()}))
+        self.done[name] = result.history
         return result.history
+
+    def cost(self) -> dict[str, float]:
+        """What all runs took, compilation aside: seconds on the clock, and examples over all seeds and clients."""
+        histories = self.done.values()
+        seconds = float(sum(h.last("seconds").max() for h in histories))
+        samples = float(sum(h.last("samples").sum() for h in histories))
+        return {"runs": len(self.done), "seconds": seconds, "samples": samples}
 
 
 @dataclass(frozen=True)
@@ -103,7 +113,7 @@ class Reproduction:
             temporary.write_text(markdown(self.title, claims))
         with replacing(table.with_suffix(".json")) as temporary:
             temporary.write_text(json.dumps(claims, indent=2, ensure_ascii=False) + "\n")
-        return {"claims": claims, "files": [*files, str(table)]}
+        return {"claims": claims, "cost": desk.cost(), "files": [*files, str(table)]}
 
 
 def markdown(title: str, claims: list[dict[str, Any]]) -> str:

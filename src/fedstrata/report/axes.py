@@ -9,7 +9,7 @@ from fedstrata.errors import unknown
 
 Mode = Literal["auto", "min", "max"]
 
-_GAINS = {"accuracy", "auc", "auroc", "pauc", "ap", "precision", "recall", "f1", "r2"}
+_GAINS = {"accuracy", "auc", "auroc", "pauc", "ap", "precision", "recall", "f1", "r2", "hoyer", "sparsity", "zeros"}
 _COSTS = {"gap", "std", "variance", "error", "loss"}
 
 

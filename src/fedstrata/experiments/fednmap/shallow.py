@@ -151,6 +151,29 @@ def _speedup(desk: Desk, number: int, found: Mapping[int, "History"], letter: st
     )
 
 
+def _smoothness(rows: int = 4000, steps: int = 30) -> float:
+    """The largest curvature of f at the start, on some of the pictures, by the power method."""
+    import jax
+    import jax.numpy as jnp
+
+    from fedstrata.vector import Vector
+
+    problem, federation = mnist(test=False)
+    chosen = np.random.default_rng(0).choice(federation["train"].size, rows, replace=False)
+    examples = jax.tree.map(lambda a: jnp.asarray(a[chosen]), federation["train"].examples)
+    x = Vector(problem.init(jax.random.key(0)))
+
+    @jax.jit
+    def turn(v: Vector, examples: Any) -> Vector:
+        loss = lambda x: jnp.mean(jax.vmap(lambda example: problem.loss(x.tree, example))(examples))  # pyright: ignore
+        return jax.jvp(jax.grad(loss), (x,), (v,))[1]
+
+    v = x
+    for _ in range(steps):
+        v = turn(v / v.norm(), examples)
+    return float(v.norm())
+
+
 RULES = {"1/Q": lambda q: 1 / q, "1/√Q": lambda q: q**-0.5, "0.05": lambda q: 0.05}
 
 
@@ -178,7 +201,8 @@ def figure_5(desk: Desk) -> Outcome:
             Claim(
                 5,
                 "with η_a = 1/√Q and 0.05, larger Q converges faster, to a slightly higher yet comparable final value",
-                f"Q = {', '.join(map(str, counts))}: {numbers}",
+                f"Q = {', '.join(map(str, counts))}: {numbers}; f has a curvature of about {_smoothness():.2g} at the "
+                "start, and steps η_a Q beyond 2 over that do not settle",
                 both,
             ),
         ],
