@@ -1,5 +1,6 @@
 """`fedstrata run`: what it prints and leaves, what it refuses, and going on after kill -9."""
 
+import dataclasses
 import json
 import os
 import signal
@@ -11,7 +12,8 @@ import numpy as np
 import pytest
 
 import fedstrata as fs
-from fedstrata.experiments import get
+from fedstrata.algorithm import oracle_needed, reals
+from fedstrata.experiments import Setup, get, lasso
 from fedstrata.report import History
 from fedstrata.runtime.checkpoint import Checkpoints
 
@@ -61,9 +63,27 @@ def test_progress_goes_to_standard_error(command):
 
 @pytest.mark.parametrize("name", list(fs.algorithms.known()))
 def test_every_algorithm_runs_by_name(name, answer):
-    found = answer("run", *SMALL, "--algorithm", name, "--rounds", "2", "--set", "step_size=0.01")
+    cls = fs.algorithms.known()[name]
+    task = SMALL if issubclass(fs.Average.Oracle, oracle_needed(cls.local_step)) else ("lasso", *SMALL[1:])
+    value = next(iter(reals(cls)))
+    found = answer("run", *task, "--algorithm", name, "--rounds", "2", "--set", f"{value}=0.01")
     assert found["diverged"] == []
-    assert found["settings"]["methods"][name]["step_size"] == 0.01
+    assert found["settings"]["methods"][name][value] == 0.01
+
+
+def test_methods_that_cannot_solve_a_variant_are_left_out_unless_asked_for(command, monkeypatch):
+    def folded() -> Setup:
+        problem, federation = lasso.build(rows=5)
+        return Setup(fs.Regularized(problem.loss, fs.prox.MCP(0.1, theta=30.0)), federation)
+
+    monkeypatch.setattr(lasso, "EXPERIMENT", dataclasses.replace(lasso.EXPERIMENT, build=folded))
+    code, out, err = command("run", "lasso", "--rounds", "1", "--quiet")
+    assert code == 0
+    assert "warning: FedDA is left out: " in err
+    assert "FedMid" in out
+    code, out, err = command("run", "lasso", "--rounds", "1", "--algorithm", "FedDA")
+    assert code == 2
+    assert "must be convex" in err
 
 
 def test_set_reaches_the_methods_that_have_it(answer):

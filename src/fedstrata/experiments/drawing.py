@@ -53,8 +53,11 @@ def draw(panels: Sequence[Panel], title: str, path: str | Path, columns: int = 3
 def _panel(axes: Any, panel: Panel) -> None:
     if panel.log:
         axes.set_yscale("log", nonpositive="mask")
-    if panel.log_x:
+    if panel.log_x:  # few points: a tick at each, and none between
+        points = next(iter(panel.lines.values())).x
         axes.set_xscale("log")
+        axes.set_xticks(points, labels=[f"{point:g}" for point in points])
+        axes.set_xticks([], minor=True)
     for number, line in enumerate(panel.lines.values()):
         colour, style = COLOURS[number % len(COLOURS)], STYLES[number % len(STYLES)]
         middle = line.values.mean(axis=0)

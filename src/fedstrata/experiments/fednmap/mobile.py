@@ -55,5 +55,7 @@ def figure_6(desk: Desk) -> Outcome:
     title = f"MobileNetV3-Small (width {size['width']:g}), l1 norm, CIFAR-10 sorted by label, {seeds}"
     path = draw([*sparsity, *losses], title, desk.folder / "figure_6.png", columns=len(size["cells"]))
     verdict: Verdict = "holds" if all(wins) else "holds in part" if any(wins) else "does not hold"
+    if desk.scale == "small":
+        verdict = "not tested"  # it shows that the code runs; so few rounds teach the network nothing
     claim = "FedNMap consistently achieves higher sparsity and lower training loss than Zhang and FedCanon"
     return Outcome([Claim(6, claim, f"sparsity / training loss at the end; {'; '.join(words)}", verdict)], [path])
