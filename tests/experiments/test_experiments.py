@@ -14,7 +14,7 @@ from fedstrata.experiments.picture import picture
 from fedstrata.experiments.tuning import tuned
 
 BIB = Path(__file__).parents[2] / "docs" / "papers.bib"
-EMBEDDED = ("digits", "breast_cancer", "least_squares")  # need no files
+EMBEDDED = ("digits", "breast_cancer", "lasso", "least_squares")  # need no files
 
 
 def test_names_are_unique_and_known():

@@ -1,5 +1,6 @@
 """Figures of several panels in the library's style: lines labelled where they end, bands over seeds."""
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,8 +37,9 @@ def draw(panels: Sequence[Panel], title: str, path: str | Path, columns: int = 3
     rows = -(-len(panels) // columns)
     longest = max(len(label) for panel in panels for label in panel.lines)
     width = 2.6 + 0.085 * longest
-    figure = Figure(figsize=(width * columns + 0.6, 2.75 * rows + 0.5), layout="constrained")
-    figure.suptitle(title, x=0.01, horizontalalignment="left", fontsize=12, fontweight="bold")
+    across = width * columns + 0.6
+    figure = Figure(figsize=(across, 2.75 * rows + 0.5), layout="constrained")
+    figure.suptitle(textwrap.fill(title, int(9 * across)), x=0.01, horizontalalignment="left", fontsize=12, fontweight="bold")
     grid: Any = figure.subplots(rows, columns, squeeze=False)
     for axes in grid.flat[len(panels) :]:
         axes.remove()

@@ -15,7 +15,7 @@ from fedstrata.runtime.describe import describe
 from fedstrata.runtime.job import Job
 from fedstrata.runtime.simulate import Plan
 
-WORTH_MEASURING = 1e12  # floating-point operations of a run below which trying out costs more than it can save
+WORTH_MEASURING = 2e11  # floating-point operations of a run below which trying out costs more than it can save
 
 
 def settle(job: Job, execution: Any) -> Job:
