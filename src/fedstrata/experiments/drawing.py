@@ -39,7 +39,9 @@ def draw(panels: Sequence[Panel], title: str, path: str | Path, columns: int = 3
     width = 2.6 + 0.085 * longest
     across = width * columns + 0.6
     figure = Figure(figsize=(across, 2.75 * rows + 0.5), layout="constrained")
-    figure.suptitle(textwrap.fill(title, int(9 * across)), x=0.01, horizontalalignment="left", fontsize=12, fontweight="bold")
+    figure.suptitle(
+        textwrap.fill(title, int(9 * across)), x=0.01, horizontalalignment="left", fontsize=12, fontweight="bold"
+    )
     grid: Any = figure.subplots(rows, columns, squeeze=False)
     for axes in grid.flat[len(panels) :]:
         axes.remove()
