@@ -2,12 +2,16 @@
 
 import warnings
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import fedstrata as fs
 from fedstrata.data.sampling import Epochs
+from fedstrata.runtime.round import weighted_mean
+from fedstrata.runtime.run import prepare
+from fedstrata.runtime.simulate import cohort_at, measure
 from references import least_squares, squared_error
 from toys import Growing
 
@@ -242,3 +246,31 @@ def test_a_state_too_big_to_copy_is_updated_in_place_with_the_same_result(monkey
     np.testing.assert_array_equal(small.solution(), run(fs.Scaffold(0.05, 3), cohort=2, rounds=9).solution())
     assert small.history == run(fs.Scaffold(0.05, 3), cohort=2, rounds=9).history
     test_an_exploding_objective_goes_back_to_the_last_good_evaluation()
+
+
+def test_a_problem_may_measure_stationarity_in_its_own_way():
+    class Sevenfold(fs.Average):
+        def stationarity(self, x, full, gradient=None):
+            return 7 * super().stationarity(x, full, gradient)
+
+    task = least_squares()
+    options = {"rounds": 2, "params": np.zeros(3), "evaluate_every": 1}
+    plain, seven = (
+        fs.run(problem, fs.FedSGD(0.1), task.federation, **options).history["stationarity"]
+        for problem in (task.problem, Sevenfold(task.problem.loss))
+    )
+    np.testing.assert_allclose(seven, 7 * plain, rtol=1e-12)
+
+
+def test_means_over_clients_and_evaluations_ask_for_full_precision():
+    """A GPU's default would round the weights, so that they no longer sum to one."""
+    task = least_squares()
+    job = prepare(task.problem, fs.FedAvg(0.1), task.federation, rounds=1, params=np.zeros(3), batch_size="all")
+    cohort = cohort_at(job.world, fs.FedAvg(0.1), job.keys[0], jnp.array(0), jnp.float32)
+    mean = jax.make_jaxpr(lambda a: weighted_mean(a, cohort))(jnp.zeros((4, 3), jnp.float32))
+    shared = jax.tree.map(lambda a: a[0], job.begin()[0].shared)
+    found = jax.make_jaxpr(lambda s: measure(job.world, fs.FedAvg(0.1), job.plan, s))(shared)
+    for program in (mean, found):
+        wanted = [line for line in str(program).splitlines() if "precision" in line]
+        assert wanted
+        assert all("HIGHEST" in line for line in wanted)

@@ -136,19 +136,22 @@ class Problem(eqx.Module):
         """The true global gradient."""
         return self.smooth(x, full)[1]
 
-    def stationarity(self, x: Vector, full: Full) -> Array:
-        """How far x is from a stationary point: the gradient's norm, unless the problem has a better measure."""
-        return self.gradient(x, full).norm()
-
     def smooth(self, x: Vector, full: Full) -> tuple[Array, Vector]:
         """Value and gradient of the part that has one, in one go: of everything, unless there is a regulariser."""
         return jax.value_and_grad(self.objective)(x, full)
+
+    def stationarity(self, x: Vector, full: Full, gradient: Vector | None = None) -> Array:
+        """How far x is from a stationary point: the gradient's norm, unless the problem has a better measure.
+
+        gradient: that of `smooth`, where it is known already.
+        """
+        return (self.gradient(x, full) if gradient is None else gradient).norm()
 
     def evaluate(self, x: Vector, full: Full, smooth: tuple[Array, Vector] | None = None) -> dict[str, Array]:
         """The objective and the problem's own metrics; given `smooth(x, full)`, stationarity too."""
         if smooth is None:
             return {"objective": self.objective(x, full)}
-        return {"objective": smooth[0], "stationarity": smooth[1].norm()}
+        return {"objective": smooth[0], "stationarity": self.stationarity(x, full, smooth[1])}
 
     def evaluate_split(self, x: Vector, full: Full, split: str) -> dict[str, Array]:
         """The loss and metrics on another split, as if it were the training data."""

@@ -74,9 +74,9 @@ class Regularized(LossProblem):
         """dist(0, ∇f(x) + ∂φ(x)), where φ has a closed form for it."""
         return self.regularizer.distance(x, self.gradient(x, full))
 
-    def stationarity(self, x: Vector, full: Full) -> Array:
+    def stationarity(self, x: Vector, full: Full, gradient: Vector | None = None) -> Array:
         """The norm of the natural residual: zero exactly at stationary points, and continuous in x."""
-        return self.natural_residual(x, full).norm()
+        return self._residual(x, self.gradient(x, full) if gradient is None else gradient, self.gamma).norm()
 
     def _residual(self, x: Vector, gradient: Vector, gamma: Any) -> Vector:
         return (x - self.prox(x - gamma * gradient, gamma)) / gamma
@@ -86,7 +86,7 @@ class Regularized(LossProblem):
         penalty = self.regularizer.value(x)
         out = {"objective": _plus(loss, penalty)}
         if smooth is not None:
-            out["stationarity"] = self._residual(x, smooth[1], self.gamma).norm()
+            out["stationarity"] = self.stationarity(x, full, smooth[1])
             out |= {f"stationarity_{g:g}": self._residual(x, smooth[1], g).norm() for g in self.more_gammas}
             if self.regularizer.has_distance:
                 out["subdifferential_distance"] = self.regularizer.distance(x, smooth[1])

@@ -28,8 +28,8 @@ class FedNMap(ProximalMethod):
     classical message has two; down go two, though with full participation one would do, since a client could work
     out ȳ from two successive z. The paper has full participation only. Here clients keep their last mean gradient h_i
     and the server the mean h over all clients, which gives the same c_i = h − h_i with full participation, and with
-    any cohort keeps $\sum_i c_i = 0$ over all clients that weigh the same. γ must be a number, not a schedule, and
-    within a round the step size must be constant (schedule it `fs.per_round`).
+    any cohort keeps $\sum_i c_i = 0$ over all clients that weigh the same. γ must be a number, not a schedule; within
+    a round the step size must be constant (schedule it `fs.per_round`) and every client must take all Q steps.
 
     >>> FedNMap(step_size=0.1, local_steps=10, gamma=4.0).server_step_size
     1.0

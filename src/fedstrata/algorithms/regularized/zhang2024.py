@@ -26,7 +26,8 @@ class Zhang2024(ProximalMethod):
     one. With φ = 0 it is SCAFFOLD (option II). For partial participation, which the papers do not have, clients keep
     their mean gradient h_i, the server sends its mean h over all clients, and c_i = h − h_i, which is the same with
     full participation and keeps $\sum_i c_i = 0$ with any cohort of clients that weigh the same. With full
-    participation one vector down would do, since h = (x − z)/η̂; the ledger counts the two that always work.
+    participation one vector down would do, since h = (x − z)/η̂; the ledger counts the two that always work. Within a
+    round the step size must be constant (schedule it `fs.per_round`) and every client must take all Q steps.
 
     >>> Zhang2024(step_size=0.1, local_steps=10).server_step_size
     1.0
