@@ -2,7 +2,9 @@
 
 import json
 
+import jax
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
 from fedstrata.cli import main
 
@@ -20,7 +22,9 @@ def command(tmp_path, monkeypatch, capsys):
         captured = capsys.readouterr()
         return code, captured.out, captured.err
 
-    return call
+    yield call
+    jax.config.update("jax_compilation_cache_dir", None)  # a command keeps compiled programs; later tests should not
+    compilation_cache.reset_cache()
 
 
 @pytest.fixture
