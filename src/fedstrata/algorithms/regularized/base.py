@@ -11,7 +11,7 @@ class ProximalMethod(Algorithm):
 
     def prox_steps(self) -> dict[str, Any]:
         """The largest steps at which the prox is taken, by what they are made of; infinite where they keep growing."""
-        raise NotImplementedError
+        raise TypeError(f"{type(self).__name__} must define prox_steps() -> dict[str, float]")
 
     def check(self, problem: Any) -> None:
         if any(callable(getattr(self, name)) for name in reals(self)):
