@@ -16,7 +16,7 @@ GAMMA = 2.5
 SIZES: dict[str, dict[str, Any]] = {
     "small": {"rounds": 40, "batch_size": 8, "seeds": 1, "width": 0.25, "rows": 1000, "cells": ((20, 10),)},
     "full": {
-        "rounds": 300,
+        "rounds": 1200,
         "batch_size": 32,
         "seeds": 2,
         "width": 1.0,
