@@ -14,7 +14,7 @@ import fedstrata as fs
 from cases import CASES, START, TASK, task_of
 from fedstrata.algorithm import reals
 from fedstrata.algorithms import known
-from fedstrata.placement import placements
+from fedstrata.placement import field_of, part, placements
 from fedstrata.runtime.job import Job
 from fedstrata.runtime.run import prepare
 from fedstrata.transport.codec import message, payload_bytes
@@ -59,9 +59,9 @@ def one_local_step(algorithm):
 
 
 def test_one_client_and_one_step_is_the_centralised_method(case):
-    alone = TASK.federation.select([1])
+    task, alone = task_of(case.algorithm), TASK.federation.select([1])
     result = run(one_local_step(case.algorithm), alone, rounds=1, batch_size="all")
-    np.testing.assert_allclose(result.solution(), case.one_step(START, partial(TASK.gradient, 1)), rtol=1e-12)
+    np.testing.assert_allclose(result.solution(), case.one_step(START, partial(task.gradient, 1)), rtol=1e-12)
 
 
 def test_the_order_of_clients_changes_nothing(case):
@@ -91,8 +91,8 @@ def test_the_ledger_counts_the_encoded_messages(case):
     up = down = 0
     phases = algorithm.phases(problem)
     for phase, plan in zip(phases, exchanges(algorithm, phases), strict=True):
-        up += phase.repeat * payload_bytes(message({f: getattr(state, f) for f in plan.sends}))
-        union = {f: [getattr(state, f)] * (cohort if places == "Pooled" else 1) for f, places in _placed(state, plan)}
+        up += phase.repeat * payload_bytes(message({f: part(state, f) for f in plan.sends}))
+        union = {f: [part(state, f)] * (cohort if places == "Pooled" else 1) for f, places in _placed(state, plan)}
         down += phase.repeat * sum(payload_bytes(message({f: v})) for f, vs in union.items() for v in vs)
     assert (result.ledger.up, result.ledger.down) == (up, down)
     assert result.history.last("bytes_up") == up * cohort * ROUNDS
@@ -101,7 +101,7 @@ def test_the_ledger_counts_the_encoded_messages(case):
 
 def _placed(state, plan):
     places = placements(type(state))
-    return [(f, places[f].name) for f in plan.receives]
+    return [(f, places[field_of(f)].name) for f in plan.receives]
 
 
 def test_later_rounds_and_other_values_do_not_recompile(case):

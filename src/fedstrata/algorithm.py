@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, get_type_hints
 
 import equinox as eqx
@@ -73,11 +74,14 @@ class Cohort(NamedTuple):
 class Phase(NamedTuple):
     """One exchange of a round: clients run `steps` steps, send, the server merges and steps.
 
-    sends: the fields that go up and are merged (None: all that go up). receives: the fields that come down at its
-    start (None: everything in the first phase; later, what the previous phase merged and every Broadcast field).
-    A client keeps its own copy of what it does not receive. repeat: this many exchanges of this kind in a row.
+    sends: the fields that go up and are merged (None: all that go up); "h.1" is the second part of a field that is a
+    tuple. receives: the fields that come down at its start (None: everything in the first phase; later, what the
+    previous phase merged and every Broadcast field). A client keeps its own copy of what it does not receive.
+    repeat: this many exchanges of this kind in a row.
     when: `when(server_state, cohort, repetition) -> bool`, traced; where False the exchange changes nothing.
-    fresh: draw samples of its own; otherwise samples are keyed by the step, and phases share them.
+    fresh: draw samples of its own; otherwise samples are keyed by the local step, and phases share them.
+    first: the local step that its first step counts as, for samples and schedules.
+    streams: the problem's samples that it looks at (None: all), which is what counts as examples seen.
     """
 
     step: Callable[..., Any]
@@ -90,6 +94,8 @@ class Phase(NamedTuple):
     repeat: int = 1
     when: Callable[..., Any] | None = None
     fresh: bool = False
+    first: int = 0
+    streams: tuple[str, ...] | None = None
 
 
 class Algorithm(eqx.Module):
@@ -208,4 +214,5 @@ def at_time(algorithm: Algorithm, clock: Clock, dtype: Any) -> Any:
 
 def oracle_needed(step: Callable[..., Any]) -> type | None:
     """The oracle type that a step asks for, read from its annotation."""
+    step = step.func if isinstance(step, partial) else step
     return get_type_hints(getattr(step, "__func__", step)).get("oracle")

@@ -119,6 +119,28 @@ def hide(state: Any, fields: dict[str, str]) -> Any:
     return state._replace(**{field: Hidden(reason) for field, reason in fields.items()})
 
 
+def field_of(path: str) -> str:
+    """The field that a path names: "h" and "h.1", its second part, are both of the field h."""
+    return path.partition(".")[0]
+
+
+def part(state: Any, path: str) -> Any:
+    """A field, or one part of a field that is a tuple."""
+    field, _, number = path.partition(".")
+    value = getattr(state, field)
+    return value[int(number)] if number else value
+
+
+def with_parts(state: Any, values: dict[str, Any]) -> Any:
+    """The state with fields, or parts of them, replaced."""
+    for path, new in values.items():
+        field, _, number = path.partition(".")
+        old = getattr(state, field)
+        whole = (*old[: int(number)], new, *old[int(number) + 1 :]) if number else new
+        state = state._replace(**{field: whole})
+    return state
+
+
 def select(state: type, wanted: Callable[[Placement], bool]) -> tuple[str, ...]:
     """The fields whose placement satisfies a predicate."""
     return tuple(field for field, place in placements(state).items() if wanted(place))

@@ -72,7 +72,7 @@ class Vector(eqx.Module):
 
     def map(self, function: Callable[[Array], Array]) -> "Vector":
         """The function applied to every leaf."""
-        return Vector(jax.tree.map(function, self.tree))
+        return type(self)(jax.tree.map(function, self.tree))
 
     def zeros(self) -> "Vector":
         return self.map(jnp.zeros_like)
@@ -128,7 +128,7 @@ def where(condition: Array | bool, yes: PyTree, no: PyTree) -> Any:
 def _binary(function: Callable, left: Vector, right: "Vector | Scalar") -> Vector:
     if isinstance(right, Vector):
         _same_shape(left, right)
-        return Vector(jax.tree.map(function, left.tree, right.tree))
+        return type(left)(jax.tree.map(function, left.tree, right.tree))
     # np.float64 is a float too, but one that would widen the leaves.
     if not (plain := type(right) in type_of_scalar) and jnp.ndim(right) != 0:
         raise TypeError(

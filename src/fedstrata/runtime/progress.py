@@ -157,4 +157,6 @@ class Run:
             what = f"its objective had exploded or was not finite at round {round}"
             return f"{who}: {what}; the state of the last good evaluation was kept"
         sides = ", ".join(f"{f!r} (Local)" if f in local else repr(f) for f in fields)
-        return f"{who} in round {round}: not finite: {sides}; the state of round {round - 1} was kept"
+        advice = self.job.world.problem.advice()
+        kept = f"the state of round {round - 1} was kept" + (f"; {advice}" if advice else "")
+        return f"{who} in round {round}: not finite: {sides}; {kept}"

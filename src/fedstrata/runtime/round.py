@@ -12,7 +12,7 @@ from fedstrata.algorithm import Algorithm, Cohort, Phase, at_time, steps_of
 from fedstrata.clock import BEGIN, END, Clock
 from fedstrata.data.sampling import Sampler
 from fedstrata.memory import Pool
-from fedstrata.placement import placements
+from fedstrata.placement import field_of, part, placements, with_parts
 from fedstrata.runtime.layout import Flat, flat_union, push_union
 from fedstrata.runtime.sight import ClientSight, server_sight, show_server
 from fedstrata.transport.ledger import Exchange, exchanges
@@ -78,7 +78,7 @@ def run_round(this: Round, shared: Any, rows: Mapping[str, Any]) -> tuple[Any, d
             shared, copies = step(shared, copies, jnp.array(0, jnp.int32))
         else:
             shared, copies = _repeat(this, phase, step, shared, copies)
-        known = known | {*plan.receives, *plan.sends}
+        known = known | {field_of(path) for path in (*plan.receives, *plan.sends)}
     return shared, {field: copies[field] for field in rows}
 
 
@@ -104,18 +104,21 @@ def _exchange(
     """Clients receive, work and send; the server merges and steps. Returns its state and the clients' copies."""
     setting, cohort, places = this.setting, this.cohort, placements(type(shared))
     kept = [f for f, p in places.items() if p.client_reads and p.merge != "union" and (p.down or not p.up)]
-    own = [f for f in plan.receives if f in this.starts and number == 0]
-    received = {f: flat_union(v) if isinstance(v, Pool) else v for f in plan.receives for v in [getattr(shared, f)]}
-    sight = ClientSight(setting.algorithm, known={*known, *plan.receives})
+    own = [f for f in plan.receives if field_of(f) in this.starts and number == 0]
+    received = {
+        f: flat_union(v) if isinstance(v, Pool) else v for f in plan.receives if f not in own for v in [part(shared, f)]
+    }
+    sight = ClientSight(setting.algorithm, known={*known, *map(field_of, plan.receives)})
 
     def client(args: tuple[Member, dict[str, Any]]) -> dict[str, Any]:
         member, copy = args
-        start = setting.template._replace(**{**copy, **{f: v for f, v in received.items() if f not in own}})
+        start = with_parts(setting.template._replace(**copy), received)
         state = _local_work(setting, number, repetition, member, cohort.clock, start, sight)
-        return {f: getattr(state, f) for f in {*plan.sends, *kept}}
+        return {f: part(state, f) for f in {*plan.sends, *kept}}
 
     done = over_clients(client, (this.members, copies), setting.execution)
-    after = shared._replace(**{f: merge(places[f].merge, getattr(shared, f), done[f], cohort) for f in plan.sends})
+    merged = {f: merge(places[field_of(f)].merge, part(shared, f), done[f], cohort) for f in plan.sends}
+    after = with_parts(shared, merged)
     algorithm = at_time(setting.algorithm, cohort.clock, setting.dtype)
     server_step = algorithm.phases(setting.problem)[number].server_step
     if server_step is not None:
@@ -134,10 +137,13 @@ def _local_work(
     if phase.fresh:
         key = jax.random.fold_in(jax.random.fold_in(key, number + 1), repetition)
     clock = lambda local_step: Clock.at(now.round, steps, local_step)
-    draw = lambda local_step: problem.draws(shard, key, rule, clock(local_step), member.id, member.lasting_key)
+    draw = lambda local_step: problem.draws(
+        shard, key, rule, clock(local_step), member.id, member.lasting_key, phase.streams
+    )
 
     def call(name: str, local_step: Array | int, state: Any, draws: Any) -> Any:
-        time = clock({BEGIN: 0, END: phase.steps - 1}[local_step] if isinstance(local_step, int) else local_step)
+        ends = {BEGIN: phase.first, END: phase.first + phase.steps - 1}
+        time = clock(ends[local_step] if isinstance(local_step, int) else local_step)
         oracle = problem.oracle(
             shard, key, rule, clock=time, client=member.id, draws=draw(local_step) if draws is None else draws
         )
@@ -155,7 +161,7 @@ def _local_work(
     state = start._replace(**own_start(setting, start, member.id))
     if phase.begin is not None and not _is_default(phase.begin, "local_begin"):
         state = call("begin", BEGIN, state, None)
-    count = jnp.arange(phase.steps, dtype=jnp.int32)
+    count = phase.first + jnp.arange(phase.steps, dtype=jnp.int32)
     ahead = jax.vmap(draw)(count) if rule.ahead else None
     if phase.steps == 1:
         state = one_step(state, jax.tree.map(lambda a: a[0], (count, ahead)))[0]

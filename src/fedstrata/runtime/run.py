@@ -64,6 +64,7 @@ def prepare(
     x0 = jax.tree.map(lambda a: a[0], points)
     check_parameters(points)
     problem.check(x0, federation)
+    problem = problem.bind(x0, federation)
     rule = sampler(batch_size, sampling)
     if isinstance(rule, Replay):
         rule.check_length(rounds, steps_of(algorithm))

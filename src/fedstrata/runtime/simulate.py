@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PRNGKeyArray
 
-from fedstrata.algorithm import Algorithm, Cohort, steps_of
+from fedstrata.algorithm import Algorithm, Cohort, Phase, steps_of
 from fedstrata.clock import Clock, domain
 from fedstrata.data.sampling import Sampler
 from fedstrata.memory import Pool
@@ -237,17 +237,24 @@ def _finite(value: Any) -> Array:
 
 
 def _examples_seen(world: World, algorithm: Algorithm, stacked: Any, present: Array) -> Array:
-    """Examples that the cohort's local steps drew in this round, over all streams and phases."""
+    """Examples that the cohort's local steps drew in this round, over all streams."""
     total = jnp.zeros(present.shape, jnp.int32)
-    for phase in algorithm.phases(world.problem):
-        steps = jnp.arange(phase.steps, dtype=jnp.int32)
-        for split in world.problem.streams.values():
-            seen = world.sampler.seen(steps[:, None], stacked.counts[split][None, :])
-            whole = world.sampler.rows(world.flat[split].capacity)
-            rows = (
-                whole * phase.steps
-                if seen is None
-                else jnp.sum(jnp.broadcast_to(seen, (phase.steps, *present.shape)), 0)
-            )
-            total += (jnp.asarray(rows) * phase.repeat).astype(jnp.int32)
+    for stream, steps in _draws(world.problem, algorithm.phases(world.problem)):
+        split = world.problem.streams[stream]
+        seen = world.sampler.seen(jnp.asarray(steps, jnp.int32)[:, None], stacked.counts[split][None, :])
+        whole = world.sampler.rows(world.flat[split].capacity)
+        rows = whole * len(steps) if seen is None else jnp.sum(jnp.broadcast_to(seen, (len(steps), *present.shape)), 0)
+        total += jnp.asarray(rows).astype(jnp.int32)
     return jnp.sum(jnp.where(present, total, 0), dtype=jnp.int32)
+
+
+def _draws(problem: Any, phases: list[Phase]) -> list[tuple[str, list[int]]]:
+    """The local steps at which each stream is drawn from. Phases share the samples of a step, unless they are fresh."""
+    shared: dict[str, set[int]] = {stream: set() for stream in problem.streams}
+    fresh: list[tuple[str, list[int]]] = []
+    for phase in phases:
+        steps = range(phase.first, phase.first + phase.steps)
+        for stream in problem.streams if phase.streams is None else phase.streams:
+            shared[stream] |= set() if phase.fresh else {*steps}
+            fresh += [(stream, list(steps))] * phase.repeat if phase.fresh else []
+    return [*((stream, sorted(steps)) for stream, steps in shared.items() if steps), *fresh]

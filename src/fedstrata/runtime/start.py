@@ -60,7 +60,9 @@ def init_one(setting: Setting, member: Member) -> Any:
     algorithm, problem, template = setting.algorithm, setting.problem, setting.template
     shard = {s: f.view(member.starts[s], member.counts[s]) for s, f in setting.flat.items()}
     clock = Clock.at(0, steps_of(algorithm))
-    draws = problem.draws(shard, member.key, setting.sampler, clock, member.id, member.lasting_key)
+    looked_at = [p.streams for p in algorithm.phases(problem)]
+    streams = None if None in looked_at else {s for names in looked_at for s in names or ()}
+    draws = problem.draws(shard, member.key, setting.sampler, clock, member.id, member.lasting_key, streams)
     oracle = problem.oracle(shard, member.key, setting.sampler, clock=clock, client=member.id, draws=draws)
     view = window(template, setting.flat)
     view = view._replace(**own_start(setting, view, member.id))

@@ -9,7 +9,7 @@ import numpy as np
 from fedstrata.algorithm import Algorithm, Phase
 from fedstrata.errors import unknown
 from fedstrata.memory import Pool
-from fedstrata.placement import placements, select
+from fedstrata.placement import field_of, part, placements, select
 
 
 class Exchange(NamedTuple):
@@ -61,16 +61,18 @@ def exchanges(algorithm: Algorithm, phases: Sequence[Phase]) -> list[Exchange]:
         elif number == 0:
             receives = down
         else:
-            receives = tuple(f for f in down if f in out[-1].sends or not places[f].up)
+            merged = tuple(path for path in out[-1].sends if places[field_of(path)].down)
+            receives = (*merged, *(f for f in down if not places[f].up))
         for kind, given, allowed in (("sends", sends, up), ("receives", receives, down)):
-            for field in given:
+            for path in given:
+                field = field_of(path)
                 if field not in places:
                     raise unknown(f"field in {kind} of phase {number} of {where}", field, places)
                 if field not in allowed:
                     kinds = f"a {places[field].name} field does not go that way"
-                    raise ValueError(f"{where}: phase {number} {kind} {field!r}, but {kinds}")
+                    raise ValueError(f"{where}: phase {number} {kind} {path!r}, but {kinds}")
         out.append(Exchange(tuple(receives), tuple(sends)))
-    never = [f for f in up if places[f].down and not any(f in e.sends for e in out)]
+    never = [f for f in up if places[f].down and not any(f == field_of(path) for e in out for path in e.sends)]
     if never:
         raise ValueError(
             f"{where}: no phase sends the {places[never[0]].name} field {never[0]!r}, so its work would be lost"
@@ -89,14 +91,13 @@ def ledger(algorithm: Algorithm, problem: Any, template: Any, cohort: int) -> Le
     places, entries = placements(type(algorithm).State), []
     phases = algorithm.phases(problem)
     for number, (phase, exchange) in enumerate(zip(phases, exchanges(algorithm, phases), strict=True)):
-        for field in exchange.receives:
-            value = getattr(template, field)
+        for path in exchange.receives:
+            value, kind = part(template, path), places[field_of(path)].name
             pooled = isinstance(value, Pool)
             size = nbytes(value) * (cohort if pooled else 1)
             late = size * value.history if pooled and value.history > 1 else None
-            entries.append(Entry(number, field, places[field].name, "down", size, phase.repeat, late))
-        for field in exchange.sends:
-            entries.append(
-                Entry(number, field, places[field].name, "up", nbytes(getattr(template, field)), phase.repeat)
-            )
+            entries.append(Entry(number, path, kind, "down", size, phase.repeat, late))
+        for path in exchange.sends:
+            kind = places[field_of(path)].name
+            entries.append(Entry(number, path, kind, "up", nbytes(part(template, path)), phase.repeat))
     return Ledger(tuple(entries))
