@@ -11,10 +11,12 @@ import optax
 
 import fedstrata as fs
 from fedstrata.algorithm import oracle_needed
-from references import composite, least_squares, soft
+from fedstrata.algorithms.nested.base import NestedMethod
+from references import composite, least_squares, nested, soft
 
 TASK = least_squares()
 COMPOSITE = composite()
+NESTED = {inner: nested(inner) for inner in ("global", "client")}
 START = np.array([0.3, -0.2, 0.5])
 
 
@@ -26,6 +28,8 @@ class Case(NamedTuple):
 
 def task_of(algorithm: fs.Algorithm):
     """A problem of the kind that the algorithm solves, with its optimum."""
+    if isinstance(algorithm, NestedMethod):
+        return NESTED[algorithm.solves]
     needed = oracle_needed(algorithm.phases(TASK.problem)[0].step)
     return next(task for task in (TASK, COMPOSITE) if needed is None or issubclass(task.problem.Oracle, needed))
 
@@ -89,4 +93,9 @@ CASES = {
     "FastFedDA": Case(fs.FastFedDA(0.5, 3.75, local_steps=4), proximal_step(0.25, start=0), exact=False),
     "FedAvgLocalProx": Case(fs.FedAvgLocalProx(0.1, 4), proximal_step(0.1), exact=False),
     "FedAvgServerProx": Case(fs.FedAvgServerProx(0.1, 4), proximal_step(0.1), exact=False),
+    "FedDRSCGD": Case(fs.FedDRSCGD(0.04, 0.2, 4), gradient_step(0.04), exact=False),
+    "SeparateDRSCGD": Case(fs.SeparateDRSCGD(0.04, 0.2, 4), gradient_step(0.04), exact=False),
+    "AnchoredDRSCGD": Case(fs.AnchoredDRSCGD(0.03, 0.2, 4), gradient_step(0.03), exact=False),
+    "LevelwiseDRSCGD": Case(fs.LevelwiseDRSCGD(0.04, 0.2, 4), gradient_step(0.04), exact=False),
+    "TrackedSCGD": Case(fs.TrackedSCGD(0.04, 0.2, 4), gradient_step(0.04), exact=True),
 }

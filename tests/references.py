@@ -67,6 +67,52 @@ class Composite(NamedTuple):
         return w
 
 
+def error_and_loss(w, example):
+    error = jnp.dot(w, example["x"]) - example["y"]
+    return error, 0.5 * error**2
+
+
+def loss_and_bias(z, example):
+    error, loss = z
+    return loss + 0.25 * (error - example["y"]) ** 2
+
+
+class NestedTask(NamedTuple):
+    """Squared loss plus ¼ (mean error − y)², of all clients together or of each alone: quadratic, so solvable."""
+
+    smooth: LeastSquares
+    problem: fs.Nested
+
+    @property
+    def federation(self) -> fs.Federation:
+        return self.smooth.federation
+
+    def means(self) -> tuple[np.ndarray, np.ndarray]:
+        """The mean features and targets of every client."""
+        train = self.federation["train"]
+        parts = [slice(a, b) for a, b in zip(train.offsets, train.offsets[1:], strict=False)]
+        return tuple(np.stack([np.asarray(train.examples[k])[p].mean(axis=0) for p in parts]) for k in ("x", "y"))
+
+    def gradient(self, client: int, w: np.ndarray) -> np.ndarray:
+        """Of one client alone, where both couplings are the same."""
+        x, y = (m[client] for m in self.means())
+        return self.smooth.gradient(client, w) + 0.5 * (x @ w - 2 * y) * x
+
+    def optimum(self) -> np.ndarray:
+        x, y = self.means()
+        if self.problem.inner == "global":
+            x, y = x.mean(axis=0, keepdims=True), y.mean(axis=0, keepdims=True)
+        hessian = self.smooth.hessians.mean(axis=0) + 0.5 * x.T @ x / len(x)
+        return np.linalg.solve(hessian, self.smooth.centres.mean(axis=0) + x.T @ y / len(x))
+
+
+def nested(inner: str, **options) -> NestedTask:
+    smooth = least_squares(**options)
+    problem = fs.Nested([error_and_loss, loss_and_bias], inner=inner)
+    start = fs.Vector(jnp.zeros(smooth.centres.shape[1]))
+    return NestedTask(smooth, problem.bind(start, smooth.federation))
+
+
 def soft(z: np.ndarray, threshold: float) -> np.ndarray:
     return np.sign(z) * np.maximum(np.abs(z) - threshold, 0)
 

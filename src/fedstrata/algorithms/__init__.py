@@ -2,6 +2,7 @@
 
 from fedstrata.algorithm import Algorithm
 from fedstrata.algorithms.average import CentralSGD, FedAdam, FedAvg, FedOpt, FedProx, FedSGD, FedYogi, Scaffold
+from fedstrata.algorithms.nested import AnchoredDRSCGD, FedDRSCGD, LevelwiseDRSCGD, SeparateDRSCGD, TrackedSCGD
 from fedstrata.algorithms.regularized import (
     FastFedDA,
     FedAvgLocalProx,
@@ -15,6 +16,7 @@ from fedstrata.algorithms.regularized import (
 )
 
 __all__ = [
+    "AnchoredDRSCGD",
     "CentralSGD",
     "FastFedDA",
     "FedAdam",
@@ -23,14 +25,18 @@ __all__ = [
     "FedAvgServerProx",
     "FedCanon",
     "FedDA",
+    "FedDRSCGD",
     "FedMid",
     "FedNMap",
     "FedOpt",
     "FedProx",
     "FedSGD",
     "FedYogi",
+    "LevelwiseDRSCGD",
     "Scaffold",
     "ScaffoldServerProx",
+    "SeparateDRSCGD",
+    "TrackedSCGD",
     "Zhang2024",
     "known",
 ]

@@ -1,7 +1,7 @@
 """Problems and oracles: what is minimised, and what one sample can say about it."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, ClassVar
 
 import equinox as eqx
@@ -86,27 +86,52 @@ class Rows(eqx.Module):
 
     def mean(self, function: Callable[[PyTree], PyTree]) -> PyTree:
         """Σ_j w_j function(example_j), in chunks that fit, differentiable with as little memory."""
-        size = self.weight.shape[0]
 
         def sum_up(values: Array, w: Array) -> Array:
             wide = widest(values.dtype, w.dtype)
             return jnp.tensordot(w.astype(wide), values.astype(wide), axes=1, precision="highest")
 
-        weighted = lambda rows, w: jax.tree.map(lambda v: sum_up(v, w), jax.vmap(function)(rows))
-        if size <= self.chunk:
-            return weighted(self.examples, self.weight)
+        weighted = lambda rows, w, _: jax.tree.map(lambda v: sum_up(v, w), jax.vmap(function)(rows))
+        return self._over_chunks(weighted, self.chunk)
+
+    def client_weights(self) -> Array:
+        """Σ of the weights of each client's rows."""
+        return jax.ops.segment_sum(self.weight, self.client, self.clients)
+
+    def client_means(self, function: Callable[[PyTree, PyTree], PyTree], values: PyTree) -> PyTree:
+        """For every client i the mean of function(values[i], example) over its rows: stacked, in and out.
+
+        Differentiable, in chunks that fit: every row of a chunk has its client's value at hand.
+        """
+        size = sum(int(a.size) for a in jax.tree.leaves(values)) // self.clients
+        totals = self.client_weights()
+        share = self.weight / totals[self.client]
+
+        def by_client(rows: PyTree, w: Array, owner: Array) -> PyTree:
+            own = jax.tree.map(lambda a: a[owner], values)
+            found = jax.vmap(function)(own, rows)
+            spread = lambda v: w.reshape((-1,) + (1,) * (v.ndim - 1)).astype(v.dtype) * v
+            return jax.tree.map(lambda v: jax.ops.segment_sum(spread(v), owner, self.clients), found)
+
+        scaled = eqx.tree_at(lambda rows: rows.weight, self, share)
+        return scaled._over_chunks(by_client, min(self.chunk, max(1, 2**24 // max(size, 1))))
+
+    def _over_chunks(self, part: Callable[[PyTree, Array, Array], PyTree], length: int) -> PyTree:
+        """The sum of part(examples, weights, owners) over chunks of this many rows."""
+        size = self.weight.shape[0]
+        if size <= length:
+            return part(self.examples, self.weight, self.client)
 
         @jax.checkpoint
         def chunk(number: Array) -> PyTree:
-            rows = number * self.chunk + jnp.arange(self.chunk)
+            rows = number * length + jnp.arange(length)
             take = jnp.minimum(rows, size - 1)
-            return weighted(
-                jax.tree.map(lambda a: a[take], self.examples), jnp.where(rows < size, self.weight[take], 0)
-            )
+            examples = jax.tree.map(lambda a: a[take], self.examples)
+            return part(examples, jnp.where(rows < size, self.weight[take], 0), self.client[take])
 
         first = chunk(jnp.array(0))
         add = lambda total, number: (jax.tree.map(jnp.add, total, chunk(number)), None)
-        return jax.lax.scan(add, first, jnp.arange(1, -(-size // self.chunk)))[0]
+        return jax.lax.scan(add, first, jnp.arange(1, -(-size // length)))[0]
 
     def mean_by_client(self, function: Callable[[PyTree], Array]) -> Array:
         """The plain mean of function(example) over each client's rows; NaN for a client without any."""
@@ -165,10 +190,29 @@ class Problem(eqx.Module):
     def check(self, x: Vector, federation: Any) -> None:
         """Refuse parameters or data that this problem cannot take, before anything compiles."""
 
-    def draws(self, shard: Shard, key: PRNGKeyArray, rule: Sampler, clock: Clock, client: Any, lasting: Any) -> Any:
-        """The positions that every stream looks at in this step."""
+    def bind(self, x: Vector, federation: Any) -> Any:
+        """This problem, knowing the shapes of its parameters and data where it needs them to lay out a state."""
+        return self
+
+    def advice(self) -> str:
+        """What to say, beside the facts, when a run leaves the finite numbers."""
+        return ""
+
+    def draws(
+        self,
+        shard: Shard,
+        key: PRNGKeyArray,
+        rule: Sampler,
+        clock: Clock,
+        client: Any,
+        lasting: Any,
+        streams: Collection[str] | None = None,
+    ) -> Any:
+        """The positions that the streams (None: all) look at in this step."""
         out: dict[str, Index] = {}
         for number, (stream, split) in enumerate(self.streams.items()):
+            if streams is not None and stream not in streams:
+                continue
             view, at = shard[split], Draw(key, lasting, clock, client, stream, number)
             out[stream] = rule.draw(at, view.count, view.capacity)
         return out
@@ -187,8 +231,6 @@ class Problem(eqx.Module):
         clock, rule = clock or Clock.at(0, 1), sampler(batch_size)
         client = jnp.asarray(client, jnp.int32)
         drawn = self.draws(shard, key, rule, clock, client, key) if draws is None else draws
-        samples = {
-            s: Sample(shard[split].take(drawn[s][0]), drawn[s][1], drawn[s][0]) for s, split in self.streams.items()
-        }
+        samples = {s: Sample(shard[self.streams[s]].take(index), mask, index) for s, (index, mask) in drawn.items()}
         step_key = stream_key(key, clock.local_step, len(self.streams))
         return self.Oracle(self, shard, samples, clock, client, step_key, rule)
