@@ -2,9 +2,10 @@
 
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int, PRNGKeyArray
+
+from fedstrata.random import fold_in
 
 STREAMS = 64  # the most named samples one step may draw; the stream number is packed beside the step
 BEGIN = -1  # the local step under which `local_begin` draws
@@ -29,8 +30,8 @@ class Clock(NamedTuple):
 
 def domain(key: PRNGKeyArray, name: str) -> PRNGKeyArray:
     """An independent key for each use of a run's seed, so that a new use never shifts an old one."""
-    return jax.random.fold_in(key, ("parameters", "cohort", "sample", "start").index(name))
+    return fold_in(key, ("parameters", "cohort", "sample", "start").index(name))
 
 
 def stream_key(key: PRNGKeyArray, local_step: Array | int, stream: int) -> PRNGKeyArray:
-    return jax.random.fold_in(key, jnp.asarray(local_step, jnp.int32) * STREAMS + stream)
+    return fold_in(key, jnp.asarray(local_step, jnp.int32) * STREAMS + stream)

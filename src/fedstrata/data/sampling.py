@@ -13,6 +13,7 @@ from jaxtyping import Array, Int, PRNGKeyArray
 from fedstrata.clock import Clock, stream_key
 from fedstrata.data.permutation import below, key_words, permute
 from fedstrata.errors import unknown
+from fedstrata.random import bits, fold_in
 
 Index = tuple[Int[Array, " b"], Array | None]  # positions, and which of them count (None: all)
 
@@ -68,7 +69,7 @@ class WithReplacement(Sampler):
 
     def draw(self, at: Draw, count: Array, capacity: int) -> Index:
         key = stream_key(at.key, at.clock.local_step, at.number)
-        return below(jax.random.bits(key, (self.batch_size,), jnp.uint32), count), None
+        return below(bits(key, (self.batch_size,)), count), None
 
     def rows(self, capacity: int) -> int:
         return self.batch_size
@@ -94,7 +95,7 @@ class Epochs(Sampler):
         step = at.clock.local_step if whole_round else at.clock.step
         position = step * self.batch_size + jnp.arange(self.batch_size, dtype=jnp.int32)
         base = stream_key(at.key if whole_round else at.lasting_key, 0, at.number)
-        words = key_words(jax.vmap(lambda epoch: jax.random.fold_in(base, epoch))(position // count))
+        words = key_words(jax.vmap(lambda epoch: fold_in(base, epoch))(position // count))
         index = permute(words, position % count, count)
         return index, (position < self.per_round * count if self.per_round is not None else None)
 
@@ -217,7 +218,7 @@ class Balanced(Sampler):
             owner = jnp.repeat(jnp.arange(clients), self.count, total_repeat_length=capacity)
             return jnp.arange(capacity, dtype=jnp.int32), None if self.by_size else share[owner]
         key = stream_key(at.key, at.clock.local_step, at.number)
-        which, row = jax.random.bits(key, (2, self.batch_size), jnp.uint32)
+        which, row = bits(key, (2, self.batch_size))
         if self.by_size:
             return below(row, count), None
         client = below(which, clients)

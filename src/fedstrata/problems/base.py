@@ -12,6 +12,7 @@ from jaxtyping import Array, PRNGKeyArray, PyTree
 from fedstrata.clock import Clock, stream_key
 from fedstrata.data.sampling import Draw, Index, Sampler, sampler
 from fedstrata.data.shard import Sample, Shard
+from fedstrata.random import fold_in
 from fedstrata.vector import Vector, widest
 
 
@@ -39,7 +40,7 @@ class Oracle(eqx.Module):
 
     def fresh(self, number: int, batch_size: Any = None) -> Any:
         """The same client and time with an independent sample; equal numbers give equal samples."""
-        key = jax.random.fold_in(self.key, number + 1)
+        key = fold_in(self.key, number + 1)
         rule = self.sampler if batch_size is None else sampler(batch_size)
         return self.problem.oracle(self.shard, key, rule, clock=self.clock, client=self.client)
 

@@ -52,7 +52,7 @@ def robust(loss: Loss, temperature: float = 1.0, **options: Any) -> Nested:
     if not temperature > 0:
         raise ValueError(f"robust: temperature={temperature!r} must be > 0")
     options = {
-        "metrics": {"loss": loss, **getattr(loss, "metrics", {})},
+        "metrics": {"mean_loss": loss, **getattr(loss, "metrics", {})},
         "model": getattr(loss, "model", None),
         **options,
     }
@@ -85,6 +85,10 @@ def risk_averse(
     >>> len(risk_averse(eps=1e-4).levels)
     3
     """
+    if not eps >= 0:
+        raise ValueError(f"risk_averse: eps={eps!r}, which is added to the variance, must be >= 0")
+    if floor is not None and not floor > 0:
+        raise ValueError(f"risk_averse: floor={floor!r}, below which no root is taken, must be > 0")
     guarded = eps > 0 or floor is not None
     advice = (
         "this portfolio problem takes the square root of an estimated variance without a guard, and recursive "

@@ -168,7 +168,10 @@ class Nested(CompositeProblem):
 
     def smooth_part(self, x: Vector, full: Full) -> Array:
         last = self.values(x, full)[-1].tree
-        return last if self.inner == "global" else jnp.sum(self._client_weights(full, last.dtype) * last)
+        if self.inner == "global":
+            return last
+        weights = self._client_weights(full, last.dtype)  # zero for a client without rows, whose value means nothing
+        return jnp.sum(jnp.where(weights > 0, weights * last, 0))
 
     def _client_weights(self, full: Full, dtype: Any) -> Array:
         number = max(k for k in range(len(self.levels)) if self.samples_at(k))
@@ -200,7 +203,8 @@ class Nested(CompositeProblem):
     def evaluate_clients(self, x: Vector, rows: Rows) -> dict[str, Array]:
         out = {}
         if self.inner == "client" and {self.split_of(k) for k in range(len(self.levels))} == {"train"}:
-            out["objective"] = self.values(x, {"train": rows})[-1].tree
+            values = self.values(x, {"train": rows})[-1].tree
+            out["objective"] = jnp.where(rows.client_weights() > 0, values, jnp.nan)
         if not self.metrics_level:
             out |= {name: rows.mean_by_client(lambda e, f=f: f(x.tree, e)) for name, f in self.metrics.items()}
         return out
@@ -211,6 +215,11 @@ class Nested(CompositeProblem):
     def check(self, x: Vector, federation: Any) -> None:
         self._trace(x, federation)
         super().check(x, federation)
+        if not bool(jnp.isfinite(self.regularizer.value(x))):
+            raise ValueError(
+                f"Nested: the start values are outside of {self.regularizer!r}, where the objective is not finite; "
+                "start inside, say from problem.prox(fs.Vector(params), 1.0).tree"
+            )
 
     def bind(self, x: Vector, federation: Any) -> "Nested":
         flat = [jax.tree.flatten(shape) for shape in self._trace(x, federation)]

@@ -153,10 +153,10 @@ class Run:
         fields = [f for f, bad in zip(shared._fields, np.asarray(self.carry.bad_fields)[run], strict=True) if bad]
         local = [f for f in shared._fields if isinstance(getattr(shared, f), Hidden)]
         who = f"{label} ({where}) diverged"
+        advice = self.job.world.problem.advice()
+        advice = f"; {advice}" if advice else ""
         if not fields:
             what = f"its objective had exploded or was not finite at round {round}"
-            return f"{who}: {what}; the state of the last good evaluation was kept"
+            return f"{who}: {what}; the state of the last good evaluation was kept{advice}"
         sides = ", ".join(f"{f!r} (Local)" if f in local else repr(f) for f in fields)
-        advice = self.job.world.problem.advice()
-        kept = f"the state of round {round - 1} was kept" + (f"; {advice}" if advice else "")
-        return f"{who} in round {round}: not finite: {sides}; {kept}"
+        return f"{who} in round {round}: not finite: {sides}; the state of round {round - 1} was kept{advice}"

@@ -13,6 +13,7 @@ from fedstrata.clock import BEGIN, END, Clock
 from fedstrata.data.sampling import Sampler
 from fedstrata.memory import Pool
 from fedstrata.placement import field_of, part, placements, with_parts
+from fedstrata.random import fold_in
 from fedstrata.runtime.layout import Flat, flat_union, push_union
 from fedstrata.runtime.sight import ClientSight, server_sight, show_server
 from fedstrata.transport.ledger import Exchange, exchanges
@@ -46,8 +47,8 @@ class Member(NamedTuple):
 def members(flat: Flat, ids: Array, key: PRNGKeyArray, round: Array | int) -> Member:
     """The cohort with these ids, stacked; `key` is the run's key for samples."""
     start, count = ({s: getattr(f, what)[ids] for s, f in flat.items()} for what in ("start", "count"))
-    now, always = jax.random.fold_in(key, round), jax.random.fold_in(key, 2**31 - 1)
-    fold = jax.vmap(jax.random.fold_in, in_axes=(None, 0))
+    now, always = fold_in(key, round), fold_in(key, 2**31 - 1)
+    fold = jax.vmap(fold_in, in_axes=(None, 0))
     return Member(ids, start, count, fold(now, ids), fold(always, ids))
 
 
@@ -135,7 +136,7 @@ def _local_work(
     shard = {s: f.view(member.starts[s], member.counts[s]) for s, f in setting.flat.items()}
     key = member.key
     if phase.fresh:
-        key = jax.random.fold_in(jax.random.fold_in(key, number + 1), repetition)
+        key = fold_in(fold_in(key, number + 1), repetition)
     clock = lambda local_step: Clock.at(now.round, steps, local_step)
     draw = lambda local_step: problem.draws(
         shard, key, rule, clock(local_step), member.id, member.lasting_key, phase.streams
@@ -166,10 +167,16 @@ def _local_work(
     if phase.steps == 1:
         state = one_step(state, jax.tree.map(lambda a: a[0], (count, ahead)))[0]
     else:
-        state = jax.lax.scan(one_step, state, (count, ahead))[0]
+        state = jax.lax.scan(one_step, state, (count, ahead), unroll=_unroll(state, phase.steps))[0]
     if phase.end is not None and not _is_default(phase.end, "local_end"):
         state = call("end", END, state, None)
     return state
+
+
+def _unroll(state: Any, steps: int) -> int:
+    """Few small steps are written out: a loop of tiny kernels costs more than what it does."""
+    size = sum(int(a.size) for a in jax.tree.leaves(state))
+    return steps if steps <= 8 and size <= 4096 else 1
 
 
 def own_start(setting: Setting, start: Any, client: Array) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from fedstrata.clock import Clock, domain
 from fedstrata.data.sampling import Sampler
 from fedstrata.memory import Pool
 from fedstrata.problems.base import Rows
+from fedstrata.random import fold_in
 from fedstrata.runtime import start as starting
 from fedstrata.runtime.layout import Flat, read_rows, write_rows
 from fedstrata.runtime.round import Execution, Round, Setting, members, run_round
@@ -86,7 +87,7 @@ def setting_of(world: World, algorithm: Algorithm, plan: Plan, x0: Vector) -> Se
 
 def cohort_at(world: World, algorithm: Algorithm, key: PRNGKeyArray, round: Array, dtype: Any) -> Cohort:
     """The clients of a round, weighted evenly or by their counts."""
-    now = jax.random.fold_in(domain(key, "cohort"), round)
+    now = fold_in(domain(key, "cohort"), round)
     ids = world.selection.draw(now, round, world.clients)
     clock = Clock.at(round, steps_of(algorithm), steps_of(algorithm) - 1)
     present = jnp.ones(ids.shape, bool) if world.selection.full else ids >= 0
@@ -94,7 +95,7 @@ def cohort_at(world: World, algorithm: Algorithm, key: PRNGKeyArray, round: Arra
     if world.counts is not None:
         weights = jnp.where(present, world.counts[jnp.maximum(ids, 0)].astype(dtype), 0)
     weights = weights / jnp.sum(weights)
-    return Cohort(clock, jnp.maximum(ids, 0), present, weights, jax.random.fold_in(now, 1), world.clients)
+    return Cohort(clock, jnp.maximum(ids, 0), present, weights, fold_in(now, 1), world.clients)
 
 
 @jax.default_matmul_precision("highest")  # what is reported is exact to the dtype, on a GPU too

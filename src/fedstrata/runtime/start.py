@@ -50,7 +50,8 @@ def begin(setting: Setting, key: PRNGKeyArray, cohort: Cohort) -> Start:
         first = run(cohort.ids, sent, setting.execution)
         places = placements(type(template))
         merged = shared._replace(**{f: merge(places[f].merge, getattr(shared, f), first[f], cohort) for f in sent})
-        begin = lambda merged: algorithm.server_start(setting.problem, merged, cohort)
+        now = at_time(algorithm, Clock.at(0, steps_of(algorithm)), setting.dtype)
+        begin = lambda merged: now.server_start(setting.problem, merged, cohort)
         return Start(server_sight(f"{type(algorithm).__name__}.server_start", begin, merged), local, {})
     return Start(shared, local, run(cohort.ids, moved, setting.execution) if moved else {})
 
@@ -67,7 +68,8 @@ def init_one(setting: Setting, member: Member) -> Any:
     view = window(template, setting.flat)
     view = view._replace(**own_start(setting, view, member.id))
     sight = ClientSight(algorithm, known=select(type(template), lambda p: p.down))
-    return sight.call(lambda oracle, start, state: algorithm.init_client(oracle, state), oracle, view, view)
+    now = at_time(algorithm, clock, setting.dtype)
+    return sight.call(lambda oracle, start, state: now.init_client(oracle, state), oracle, view, view)
 
 
 def _moved(setting: Setting, key: PRNGKeyArray) -> set[str]:
@@ -89,7 +91,9 @@ def _moved(setting: Setting, key: PRNGKeyArray) -> set[str]:
 
 def _flatten(stacked: Any, rows: Any, setting: Setting) -> Any:
     """Rows of all clients as they are stored: per-example windows back into one flat array."""
-    count = jax.tree.leaves(rows)[0].shape[0]
+    if not (leaves := jax.tree.leaves(rows)):  # a field without numbers
+        return stacked
+    count = leaves[0].shape[0]
     ids, present = jnp.arange(count, dtype=jnp.int32), jnp.ones((count,), bool)
     return write_rows(stacked, rows, ids, present, setting.flat, everyone=True)
 

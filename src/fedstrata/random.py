@@ -1,0 +1,63 @@
+"""Keys and random words without loops: what `jax.random` gives, bit for bit, as one stretch of arithmetic.
+
+On a CPU jax compiles Threefry as a loop of small kernels, which in a program of small steps costs more than the steps.
+Written out, the compiler fuses it with what surrounds it. Other kinds of keys go to `jax.random`.
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, PRNGKeyArray, UInt32
+
+_ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
+
+
+def fold_in(key: PRNGKeyArray, data: Array | int) -> PRNGKeyArray:
+    """`jax.random.fold_in`.
+
+    >>> key = jax.random.key(3)
+    >>> bool(fold_in(key, 7) == jax.random.fold_in(key, 7))
+    True
+    """
+    if not _is_threefry(key):
+        return jax.random.fold_in(key, data)
+    word = jnp.asarray(data, jnp.int32).astype(jnp.uint32)
+    return jax.random.wrap_key_data(jnp.stack(_threefry(key, jnp.zeros_like(word), word)), impl="threefry2x32")
+
+
+def bits(key: PRNGKeyArray, shape: tuple[int, ...]) -> UInt32[Array, "..."]:
+    """`jax.random.bits` of 32 bits.
+
+    >>> key = jax.random.key(3)
+    >>> bool(jnp.all(bits(key, (2, 3)) == jax.random.bits(key, (2, 3))))
+    True
+    """
+    if not (_is_threefry(key) and jax.config.jax_threefry_partitionable):  # pyright: ignore[reportAttributeAccessIssue]
+        return jax.random.bits(key, shape)
+    size = 1
+    for length in shape:
+        size *= length
+    low = jnp.arange(size, dtype=jnp.uint32).reshape(shape)
+    first, second = _threefry(key, jnp.zeros_like(low), low)
+    return first ^ second
+
+
+def _is_threefry(key: PRNGKeyArray) -> bool:
+    return str(jax.random.key_impl(key)) == "threefry2x32"
+
+
+def _threefry(key: PRNGKeyArray, first: Array, second: Array) -> tuple[Array, Array]:
+    return _rounds(jax.random.key_data(key), first, second)
+
+
+@jax.jit  # traced once for each shape, not wherever it is used
+def _rounds(words: UInt32[Array, " 2"], first: Array, second: Array) -> tuple[Array, Array]:
+    """Threefry-2x32 with twenty rounds (salmon2011) of the two counters under the key."""
+    keys = (words[0], words[1], words[0] ^ words[1] ^ jnp.uint32(0x1BD11BDA))
+    first, second = first + keys[0], second + keys[1]
+    for group in range(5):
+        for by in _ROTATIONS[group % 2]:
+            first = first + second
+            second = ((second << jnp.uint32(by)) | (second >> jnp.uint32(32 - by))) ^ first
+        first = first + keys[(group + 1) % 3]
+        second = second + keys[(group + 2) % 3] + jnp.uint32(group + 1)
+    return first, second
