@@ -74,6 +74,10 @@ def mirror_step(x, grad):
     return prox(x + 0.9 * (prox(x - 0.1 * grad(x), 0.1) - x), 0.09)
 
 
+def adaptive_step(x, grad, size=0.04, theta=0.9, rho=1.0):
+    return x - size * grad(x) / (np.sqrt((1 - theta) * grad(x) ** 2) + rho)
+
+
 CASES = {
     "FedAvg": Case(fs.FedAvg(0.1, 4), gradient_step(0.1), exact=False),
     "FedProx": Case(fs.FedProx(0.1, 4, mu=0.5), gradient_step(0.1), exact=False),
@@ -97,5 +101,17 @@ CASES = {
     "SeparateDRSCGD": Case(fs.SeparateDRSCGD(0.04, 0.2, 4), gradient_step(0.04), exact=False),
     "AnchoredDRSCGD": Case(fs.AnchoredDRSCGD(0.03, 0.2, 4), gradient_step(0.03), exact=False),
     "LevelwiseDRSCGD": Case(fs.LevelwiseDRSCGD(0.04, 0.2, 4), gradient_step(0.04), exact=False),
+    "LocalSCGDM": Case(fs.LocalSCGDM(0.04, 0.5, 0.5, 4), gradient_step(0.04), exact=False),
+    "SMVR": Case(fs.SMVR(0.04, 0.2, 4), gradient_step(0.04), exact=False),
+    "SCSC": Case(fs.SCSC(0.04, 0.2, 4), gradient_step(0.04), exact=False),
+    # z = 0 at first, so that the first step stays where it is.
+    "NLASG": Case(fs.NLASG(0.04, 0.2, 4), lambda x, grad: x, exact=False),
+    "NLASGAveraged": Case(fs.NLASGAveraged(0.04, 0.2, 4), lambda x, grad: x, exact=False),
+    "ComFedL": Case(fs.ComFedL(0.04, 4), gradient_step(0.04), exact=False),
+    "LocalMOML": Case(fs.LocalMOML(0.04, 4), gradient_step(0.04), exact=False),
+    "MFCGD": Case(fs.MFCGD(0.04, 4, 0.2), gradient_step(0.04), exact=False),
+    "AdaMFCGD": Case(fs.AdaMFCGD(0.04, 4, 0.2, rho=1.0), adaptive_step, exact=False),
+    "TrackedMFCGD": Case(fs.TrackedMFCGD(0.04, 4, 0.2), gradient_step(0.04), exact=True),
+    "TrackedAdaMFCGD": Case(fs.TrackedAdaMFCGD(0.04, 4, 0.2, rho=1.0), adaptive_step, exact=True),
     "TrackedSCGD": Case(fs.TrackedSCGD(0.04, 0.2, 4), gradient_step(0.04), exact=True),
 }

@@ -2,7 +2,24 @@
 
 from fedstrata.algorithm import Algorithm
 from fedstrata.algorithms.average import CentralSGD, FedAdam, FedAvg, FedOpt, FedProx, FedSGD, FedYogi, Scaffold
-from fedstrata.algorithms.nested import AnchoredDRSCGD, FedDRSCGD, LevelwiseDRSCGD, SeparateDRSCGD, TrackedSCGD
+from fedstrata.algorithms.nested import (
+    MFCGD,
+    NLASG,
+    SCSC,
+    SMVR,
+    AdaMFCGD,
+    AnchoredDRSCGD,
+    ComFedL,
+    FedDRSCGD,
+    LevelwiseDRSCGD,
+    LocalMOML,
+    LocalSCGDM,
+    NLASGAveraged,
+    SeparateDRSCGD,
+    TrackedAdaMFCGD,
+    TrackedMFCGD,
+    TrackedSCGD,
+)
 from fedstrata.algorithms.regularized import (
     FastFedDA,
     FedAvgLocalProx,
@@ -16,8 +33,14 @@ from fedstrata.algorithms.regularized import (
 )
 
 __all__ = [
+    "MFCGD",
+    "NLASG",
+    "SCSC",
+    "SMVR",
+    "AdaMFCGD",
     "AnchoredDRSCGD",
     "CentralSGD",
+    "ComFedL",
     "FastFedDA",
     "FedAdam",
     "FedAvg",
@@ -33,9 +56,14 @@ __all__ = [
     "FedSGD",
     "FedYogi",
     "LevelwiseDRSCGD",
+    "LocalMOML",
+    "LocalSCGDM",
+    "NLASGAveraged",
     "Scaffold",
     "ScaffoldServerProx",
     "SeparateDRSCGD",
+    "TrackedAdaMFCGD",
+    "TrackedMFCGD",
     "TrackedSCGD",
     "Zhang2024",
     "known",

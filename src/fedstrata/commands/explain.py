@@ -61,6 +61,7 @@ def show(about: dict[str, Any]) -> None:
 
 
 def _show_traffic(about: dict[str, Any]) -> None:
+    from fedstrata.placement import field_of
     from fedstrata.report.format import human_bytes
 
     out, traffic = console(), about["traffic"]
@@ -70,7 +71,7 @@ def _show_traffic(about: dict[str, Any]) -> None:
         return
     sent: dict[tuple[str, str], int] = {}
     for row in traffic["fields"] if traffic else []:
-        key = row["field"], row["direction"]
+        key = field_of(row["field"]), row["direction"]
         sent[key] = sent.get(key, 0) + row["bytes"]
     size = lambda *key: human_bytes(sent[key]) if key in sent else "–"
     rows = [
@@ -82,8 +83,9 @@ def _show_traffic(about: dict[str, Any]) -> None:
         out.print("  bytes depend on the problem: see `fedstrata run EXPERIMENT --dry-run`\n")
         return
     up, down, cohort = traffic["up_bytes"], traffic["down_bytes"], traffic["cohort"]
+    note = f" ({traffic['note']})" if traffic["note"] else ""
     paragraph(
-        f"per client and round, {traffic['parameters']:,} float32 parameters: {human_bytes(up)} up, "
+        f"per client and round, {traffic['parameters']:,} float32 parameters{note}: {human_bytes(up)} up, "
         f"{human_bytes(down)} down; a cohort of {cohort}: {human_bytes(cohort * (up + down))} a round"
     )
     paragraph("models, changes and gradients can give away training examples (zhu2019); nothing here adds noise")
@@ -91,4 +93,4 @@ def _show_traffic(about: dict[str, Any]) -> None:
 
 
 def _default(entry: dict[str, Any]) -> str:
-    return "needed" if entry["default"] is None else str(entry["default"])
+    return "needed" if entry["needed"] else str(entry["default"])

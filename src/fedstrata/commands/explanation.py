@@ -7,17 +7,30 @@ from typing import Any, get_type_hints
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedstrata.algorithm import Algorithm, Range, oracle_needed, reals
 from fedstrata.commands import papers
 from fedstrata.commands.latex import formulas, readable
+from fedstrata.data import Federation
 from fedstrata.placement import Placement, placements
 from fedstrata.problems.average import Average
+from fedstrata.problems.nested import Nested
 from fedstrata.problems.regularized import Regularized
 from fedstrata.prox import Zero
 from fedstrata.runtime.start import start_values
 from fedstrata.transport.ledger import Entry, ledger
 from fedstrata.vector import Vector
+
+KINDS = {
+    "float": "number",
+    "int": "whole number",
+    "int | None": "whole number, or None",
+    "float | None": "number, or None",
+    "str": "word",
+    "bool": "True or False",
+    "Callable": "optax optimizer",
+}
 
 
 def explain(cls: type[Algorithm], size: int, cohort: int) -> dict[str, Any]:
@@ -38,7 +51,7 @@ def explain(cls: type[Algorithm], size: int, cohort: int) -> dict[str, Any]:
 
 
 def hyperparameters(cls: type[Algorithm]) -> list[dict[str, Any]]:
-    """Name, meaning, type, range and default; a default of None means that a value has to be given."""
+    """Name, meaning, type, range and default, and whether a value has to be given."""
     ranges, hints = reals(cls), get_type_hints(cls)
     out = []
     for entry in dataclasses.fields(cls):
@@ -46,9 +59,9 @@ def hyperparameters(cls: type[Algorithm]) -> list[dict[str, Any]]:
         default = None if entry.default is dataclasses.MISSING else entry.default
         plain = default if isinstance(default, int | float | str | None) else getattr(default, "__name__", str(default))
         allowed = str(bounds) if bounds else ">= 1" if entry.name == "local_steps" else ""
-        name = {"float": "number", "int": "whole number"}.get(getattr(kind, "__name__", ""), "optax optimizer")
+        name = KINDS.get(getattr(kind, "__name__", str(kind)), "object")
         about = {"name": entry.name, "meaning": _meaning(cls, entry.name), "type": name, "range": allowed}
-        out.append({**about, "default": plain})
+        out.append({**about, "default": plain, "needed": entry.default is dataclasses.MISSING})
     return out
 
 
@@ -84,12 +97,12 @@ def reveals(place: Placement) -> str:
 
 def traffic(cls: type[Algorithm], size: int, cohort: int) -> dict[str, Any] | None:
     """Bytes per client and round for a model of `size` float32 numbers; None where the problem decides them."""
-    about = {"parameters": size, "cohort": cohort, "up_bytes": 0, "down_bytes": 0, "fields": []}
+    about = {"parameters": size, "cohort": cohort, "up_bytes": 0, "down_bytes": 0, "fields": [], "note": ""}
     if cls.centralised:
         return about
     x = Vector(jax.ShapeDtypeStruct((size,), jnp.float32))
     loss = lambda w, example: 0.5 * jnp.sum((w - example["x"]) ** 2)
-    problems = [Average(loss), Regularized(loss, Zero())]
+    problems = [Average(loss), Regularized(loss, Zero()), two_levels(x)]
     needed = oracle_needed(cls.local_step)
     fitting = [p for p in problems if isinstance(needed, type) and issubclass(p.Oracle, needed)]
     problem = fitting[0] if fitting else problems[0]
@@ -100,7 +113,15 @@ def traffic(cls: type[Algorithm], size: int, cohort: int) -> dict[str, Any] | No
     except (AttributeError, TypeError, ValueError):  # it solves another kind of problem
         return None
     row = lambda e: {"field": e.field, "placement": e.placement, "direction": e.direction, "bytes": _bytes(e)}
-    return {**about, "up_bytes": found.up, "down_bytes": found.down, "fields": [row(e) for e in found.entries]}
+    note = "two levels, the inner one of one number" if isinstance(problem, Nested) else ""
+    fields = [row(e) for e in found.entries]
+    return {**about, "up_bytes": found.up, "down_bytes": found.down, "fields": fields, "note": note}
+
+
+def two_levels(x: Vector) -> Nested:
+    """A nested problem to count messages with: a loss, and a function of its expectation."""
+    levels = [lambda w, example: jnp.sum(w * example["x"]), lambda y: y**2]
+    return Nested(levels).bind(x, Federation.from_clients([{"x": np.zeros((1,), np.float32)}]))
 
 
 def _bytes(entry: Entry) -> int:

@@ -41,6 +41,7 @@ def readable(text: str) -> str:
     text = re.sub(r"\\([A-Za-z]+|\|)( ?)", _symbol, text)
     text = re.sub(rf"([_^]){_BRACED}", lambda m: m[1] + _wrapped(m[2]), text)
     text = re.sub(r"\^(\d)", lambda m: m[1].translate(_HIGH), text)
+    text = text.replace("^ᵀ", "ᵀ")
     text = re.sub(r"\\([{}])", r"\1", text.replace("$", ""))
     text = re.sub(rf" *{_WIDE} *", "   ", re.sub(" +", " ", text)).strip()
     return unicodedata.normalize("NFC", text)

@@ -86,10 +86,27 @@ def nbytes(value: Any) -> int:
     return sum(int(np.prod(leaf.shape)) * np.dtype(leaf.dtype).itemsize for leaf in jax.tree.leaves(tree))
 
 
+def _check_parts(algorithm: Algorithm, paths: Sequence[str], template: Any) -> None:
+    """A path like "h.1" must name a part that is there, and where parts of a field are named all of them must be."""
+    named: dict[str, set[str]] = {}
+    for path in paths:
+        field, _, number = path.partition(".")
+        named.setdefault(field, set()).add(number)
+    for field, numbers in named.items():
+        value = getattr(template, field)
+        known = {str(i) for i in range(len(value))} if isinstance(value, tuple) else set()
+        wrong = sorted(numbers - known - {""})
+        lost = sorted(known - numbers) if "" not in numbers else []
+        if wrong or lost:
+            what = f"has no part {wrong[0]!r}" if wrong else f"is sent in parts, and part {lost[0]!r} never"
+            raise ValueError(f"{type(algorithm).__name__}: the field {field!r} {what}")
+
+
 def ledger(algorithm: Algorithm, problem: Any, template: Any, cohort: int) -> Ledger:
     """What one client sends and receives in a round; `template` is the state of `init_server`, shapes only."""
     places, entries = placements(type(algorithm).State), []
     phases = algorithm.phases(problem)
+    _check_parts(algorithm, [path for e in exchanges(algorithm, phases) for path in (*e.sends, *e.receives)], template)
     for number, (phase, exchange) in enumerate(zip(phases, exchanges(algorithm, phases), strict=True)):
         for path in exchange.receives:
             value, kind = part(template, path), places[field_of(path)].name

@@ -33,6 +33,9 @@ class NestedMethod(Algorithm):
                 CouplingWarning,
                 stacklevel=2,
             )
+        step = getattr(self, "step_size", None)
+        if isinstance(step, float | int):  # a schedule's steps are known only in the run
+            problem.regularizer.check_step(step)
         if self.stores_jacobians and problem.shapes is not None:
             needed = jacobian_bytes(problem)
             if needed > JACOBIAN_LIMIT:
@@ -124,7 +127,8 @@ def level_by_level(
     source = "jacobian" if separate else "level"
     looks = lambda what, k: (f"{what}{k}",) if problem.samples_at(k - 1) else ()
     streams = tuple(problem.streams) if separate else problem.level_streams
-    phases = [Phase(walk, steps, sends=("x",), receives=receives, begin=begin, streams=streams)]
+    sends = ("x",) if levels > 1 else ("x", "h")  # with one level h is empty, and goes along
+    phases = [Phase(walk, steps, sends=sends, receives=receives, begin=begin, streams=streams)]
     for k in range(1, levels):
         phases.append(Phase(partial(value, k), sends=(f"h.{k - 1}",), first=last, streams=looks("level", k)))
     for k in range(levels, 0, -1):
@@ -135,3 +139,23 @@ def level_by_level(
 def replaced(values: Vectors, k: int, new: Vector) -> Vectors:
     """The tuple with the entry of level k (counted from 1) replaced."""
     return (*values[: k - 1], new, *values[k:])
+
+
+def zero_jacobians(problem: Any) -> Vectors:
+    """Zeros for the Jacobians of levels 1 … K, the last a gradient."""
+    levels = len(problem.levels)
+    return (*(problem.zero_jacobian(k) for k in range(1, levels)), problem.zeros(levels - 1))
+
+
+def jacobians(oracle: NestedOracle, points: Sequence[Vector]) -> tuple[Any, ...]:
+    """J_1 … J_{K−1} and ∇F_K at these points (x, h_1 … h_{K−1}), on this sample."""
+    below = (oracle.jacobian(k, points[k - 1]) for k in range(1, oracle.levels))
+    return (*below, oracle.pull(oracle.levels, points[-1]))
+
+
+def chained(jacobians: Sequence[Any]) -> Vector:
+    """J_1ᵀ ⋯ J_{K−1}ᵀ ∇F_K"""
+    *below, direction = jacobians
+    for J in reversed(below):
+        direction = J.pull(direction)
+    return direction

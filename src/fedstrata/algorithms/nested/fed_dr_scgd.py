@@ -117,7 +117,7 @@ class FedDRSCGD(NestedMethod):
         bounds of the levels and are the user's to supply; p and the first batch are ⌈T^{1/3}/N^{2/3}⌉.
 
         >>> FedDRSCGD.theory(clients=8, rounds=1000).local_steps
-        16
+        4
         """
         steps = 1
         while steps < (rounds * steps) ** (1 / 3) / clients ** (2 / 3):  # T itself holds p
