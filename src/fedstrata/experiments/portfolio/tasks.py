@@ -1,0 +1,106 @@
+"""The risk-averse portfolio problem on returns that are divided among clients, with its optimum known."""
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from fedstrata.experiments.base import Setup
+from fedstrata.experiments.portfolio.optimum import Moments, on_simplex, unconstrained
+from fedstrata.experiments.portfolio.returns import returns
+from fedstrata.problems.compositions import risk_averse
+from fedstrata.problems.nested import Nested
+from fedstrata.prox import Simplex
+
+if TYPE_CHECKING:
+    from fedstrata.vector import Vector
+
+UNITS = {"percent": 1.0, "decimal": 0.01}
+
+
+class Holdings(eqx.Module):
+    """Where a search for a portfolio starts: the same share of everything."""
+
+    portfolios: int = eqx.field(static=True)
+
+    def init(self, key: Any) -> Array:
+        return jnp.full(self.portfolios, 1 / self.portfolios)
+
+
+class Portfolio(Nested):
+    """A nested problem that knows its smallest value: it records how far above it a point is, and eq. (13) itself.
+
+    "gap" is of the objective that is minimised, guards included; "printed" is λ times the deviation less the mean,
+    without guards, which is what the paper plots.
+    """
+
+    best: Array | None = None  # an array, not a number: other data then need no other program
+
+    def evaluate(self, x: "Vector", full: Any, smooth: Any = None) -> dict[str, Array]:
+        found = super().evaluate(x, full, smooth)
+        mean, variance = self.values(x, full)[-2].tree
+        risk: Any = self.levels[-1]
+        printed = jnp.asarray(risk.risk_aversion, mean.dtype) * jnp.sqrt(variance) - mean
+        return {**found, "gap": found["objective"] - jnp.asarray(self.best, mean.dtype), "printed": printed}
+
+
+def build(
+    data: str = "us_100_size_op_daily",
+    clients: int = 8,
+    split: str = "time",
+    eps: float = 0.01,
+    floor: float = 0.01,
+    constraint: str = "none",
+    unit: str = "percent",
+    risk_aversion: float = 1.0,
+    missing: str = "zero",
+    days: int = 0,
+    seed: int = 0,
+) -> Setup:
+    r"""Minimise $\lambda \sqrt{\mathrm{Var}(r^\top x) + \epsilon} - E[r^\top x]$ over x, or over the budget simplex.
+
+    data: a US set of 13,781 days × 100 portfolios (us_100_size_bm_daily, us_100_size_op_daily, us_100_size_inv_daily);
+    `developed`, whose six regions of 7,240 days × 25 portfolios (by size and book-to-market) are the six clients, where
+    Global and Global ex US are made of the other four; or `synthetic`, which also stands in for files that are not
+    there. clients, split: `time` gives each client a period of its own, `iid` shuffles days first; every client gets
+    the same number of days, and the remainder (less than one per client), the last days or random ones, is left out,
+    so that means over clients are means over days. eps, floor: guards of the root, in the square of the unit; floor=0
+    is none. constraint: none or simplex. unit: percent or decimal; steps are not comparable between them. missing: of
+    −99.99, see `returns`. days: only the first so many; 0 takes all.
+    """
+    from fedstrata.data import Federation
+    from fedstrata.data.sources.dataset import pick
+
+    pick("split of portfolio", split, ("time", "iid"))
+    pick("constraint of portfolio", constraint, ("none", "simplex"))
+    scale = UNITS[pick("unit of portfolio", unit, tuple(UNITS))]
+    tables = returns(data, missing, seed)
+    tables = [(name, scale * (r[:days] if days else r)) for name, r in tables]
+    if len(tables) == 1:
+        parts, names = divided(tables[0][1], clients, split, seed), None
+    else:
+        names, parts = zip(*tables, strict=True)
+    federation = Federation.from_clients([{"r": jnp.asarray(r)} for r in parts], names=names)
+    solve = on_simplex if constraint == "simplex" else unconstrained
+    best = solve(Moments.of(federation), risk_aversion, eps, floor)
+    base = risk_averse(
+        risk_aversion,
+        eps,
+        floor or None,
+        Simplex() if constraint == "simplex" else None,
+        model=Holdings(parts[0].shape[1]),
+    )
+    known = {f.name: getattr(base, f.name) for f in dataclasses.fields(base)}
+    return Setup(Portfolio(**known, best=jnp.asarray(best.value)), federation)
+
+
+def divided(r: np.ndarray, clients: int, split: str, seed: int) -> list[np.ndarray]:
+    """Equal shards of whole days, in order or shuffled; what does not go round is left out."""
+    each = len(r) // clients
+    if not each:
+        raise ValueError(f"portfolio: {clients} clients cannot share {len(r)} days; take fewer clients or more days")
+    order = np.arange(len(r)) if split == "time" else np.random.default_rng(seed).permutation(len(r))
+    return [r[part] for part in order[: clients * each].reshape(clients, each)]
