@@ -274,3 +274,9 @@ def test_means_over_clients_and_evaluations_ask_for_full_precision():
         wanted = [line for line in str(program).splitlines() if "precision" in line]
         assert wanted
         assert all("HIGHEST" in line for line in wanted)
+
+
+def test_clients_may_run_one_by_one():
+    alone, together = (run(fs.Scaffold(0.1, 3), execution=execution, cohort=3) for execution in ("map", "vmap"))
+    np.testing.assert_allclose(alone.solution(), together.solution(), rtol=1e-12)
+    np.testing.assert_allclose(alone.local["c_i"].tree, together.local["c_i"].tree, rtol=1e-12)

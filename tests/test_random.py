@@ -1,0 +1,39 @@
+"""Keys and words of our own are those of `jax.random`, whatever the key, the counter and the batching."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedstrata import random
+
+
+def words(keys):
+    return np.asarray(jax.random.key_data(keys))
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2**31 - 1])
+@pytest.mark.parametrize("data", [0, 5, 2**31 - 1, -1])
+def test_folding_is_that_of_jax(seed, data):
+    key = jax.random.key(seed)
+    np.testing.assert_array_equal(
+        words(random.fold_in(key, data)), words(jax.random.fold_in(key, np.int32(data).astype(np.uint32)))
+    )
+
+
+def test_folding_may_be_batched_and_compiled():
+    keys, counts = jax.random.split(jax.random.key(7), 6), jnp.arange(6, dtype=jnp.int32)
+    ours = jax.jit(jax.vmap(random.fold_in))(keys, counts)
+    np.testing.assert_array_equal(words(ours), words(jax.vmap(jax.random.fold_in)(keys, counts)))
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (5,), (3, 4)])
+def test_words_are_those_of_jax(shape):
+    key = jax.random.key(11)
+    np.testing.assert_array_equal(random.bits(key, shape), jax.random.bits(key, shape, jnp.uint32))
+
+
+def test_other_kinds_of_keys_go_to_jax():
+    key = jax.random.key(3, impl="rbg")
+    np.testing.assert_array_equal(words(random.fold_in(key, 4)), words(jax.random.fold_in(key, 4)))
+    np.testing.assert_array_equal(random.bits(key, (3,)), jax.random.bits(key, (3,), jnp.uint32))
