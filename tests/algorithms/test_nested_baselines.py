@@ -12,10 +12,10 @@ import pytest
 import fedstrata as fs
 import nested_listings as listings
 from fedstrata.algorithms.nested import base
+from fedstrata.algorithms.nested.base import zero_jacobians
 from fedstrata.algorithms.nested.local_scgdm import LocalSCGDM
 from fedstrata.algorithms.nested.nlasg import NLASG, NLASGAveraged
 from fedstrata.algorithms.nested.scsc import SCSC
-from fedstrata.algorithms.nested.base import zero_jacobians
 from fedstrata.algorithms.nested.smvr import SMVR
 from fedstrata.problems.compositions import risk_averse, robust
 from fedstrata.problems.nested import Nested

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import fedstrata as fs
+from fedstrata.algorithms.nested.ada_mfcgd import AdaMFCGD, DiagonalRule, TrackedAdaMFCGD
 from fedstrata.algorithms.nested.comfedl import ComFedL
 from fedstrata.algorithms.nested.local_moml import LocalMOML
-from fedstrata.algorithms.nested.ada_mfcgd import AdaMFCGD, DiagonalRule, TrackedAdaMFCGD
 from fedstrata.algorithms.nested.mfcgd import MFCGD, TrackedMFCGD
 from fedstrata.problems.compositions import maml, robust
 from fedstrata.problems.nested import Nested

@@ -411,7 +411,7 @@ def test_robust_learning_is_dominated_by_the_worst_client(weights):
         assert float(problem.objective(vector(w), full)) == pytest.approx(expected, rel=1e-12)
         found = problem.evaluate(vector(w), full)
         assert float(found["objective"]) == pytest.approx(expected, rel=1e-12)
-        assert float(found["loss"]) == pytest.approx(float(p @ losses), rel=1e-12)
+        assert float(found["mean_loss"]) == pytest.approx(float(p @ losses), rel=1e-12)
 
 
 def test_robust_learning_with_a_regulariser_reports_loss_and_regulariser_apart():
