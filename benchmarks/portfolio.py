@@ -20,17 +20,19 @@ WORKERS, DAYS, ASSETS, LOCAL, ROUNDS = 8, 1722, 100, 4, 500
 STEP, A, EPS = 1e-3, 0.05, 0.05
 
 
-def first(x, r1, r2, dot, sqrt, stack):
+def first(x, days, dot, sqrt):
     """h1 = (m, y), h2 = (m', s) and v3, v2 = (p, q), v1 at x, for all workers at once."""
+    r1, r2 = days
     m, y = dot(r1, x), x
     s = (dot(r2, y) - m) ** 2
     slope = 0.5 / sqrt(s + EPS)
     p, q = -1 - 2 * (dot(r2, y) - m) * slope, (2 * (dot(r2, y) - m) * slope)[:, None] * r2
-    return x, m, y, m, s, stack(-1 + 0 * slope), slope, p, q, r1 * p[:, None] + q
+    return x, m, y, m, s, -1 + 0 * slope, slope, p, q, r1 * p[:, None] + q
 
 
-def step(state, r1, r2, dot, sqrt):
-    """One iteration of Algorithm 1 for K = 3; `r1`, `r2` are one day's returns per worker."""
+def step(state, days, dot, sqrt):
+    """One iteration of Algorithm 1 for K = 3; `days`: the returns of two days per worker, one for each level."""
+    r1, r2 = days
     x, m, y, m2, s, g0, g1, p, q, v = state
     keep = 1 - A
     x_new = x - STEP * v
@@ -54,14 +56,14 @@ def by_jax(returns):
         draw = lambda key: map(take, jax.random.randint(key, (2, WORKERS), 0, DAYS))
 
         def one(state, key):
-            return step(state, *draw(key), dot, jnp.sqrt), None
+            return step(state, draw(key), dot, jnp.sqrt), None
 
         def one_round(round, state):
             state = jax.lax.scan(one, state, jax.random.split(jax.random.fold_in(key, round), LOCAL))[0]
             return jax.tree.map(lambda a: jnp.broadcast_to(a.mean(axis=0), a.shape), state)
 
         x = jnp.full((WORKERS, ASSETS), 1 / ASSETS)
-        return jax.lax.fori_loop(0, ROUNDS, one_round, first(x, *draw(key), dot, jnp.sqrt, lambda a: a))
+        return jax.lax.fori_loop(0, ROUNDS, one_round, first(x, draw(key), dot, jnp.sqrt))
 
     return partial(run, jax.random.key(0), jnp.asarray(returns))
 
@@ -73,10 +75,10 @@ def by_numpy(returns):
         rng = np.random.default_rng(0)
         draw = lambda: (returns[workers, index] for index in rng.integers(0, DAYS, (2, WORKERS)))
         x = np.full((WORKERS, ASSETS), 1 / ASSETS, np.float32)
-        state = first(x, *draw(), dot, np.sqrt, lambda a: a)
+        state = first(x, draw(), dot, np.sqrt)
         for _ in range(ROUNDS):
             for _ in range(LOCAL):
-                state = step(state, *draw(), dot, np.sqrt)
+                state = step(state, draw(), dot, np.sqrt)
             state = tuple(np.broadcast_to(a.mean(axis=0), a.shape) for a in state)
         return state[0]
 
@@ -84,7 +86,7 @@ def by_numpy(returns):
 
 
 def by_torch(returns):
-    import torch
+    import torch  # pyright: ignore[reportMissingImports]
 
     torch.set_num_threads(1)  # more only slow such small arrays down
     data, workers = torch.from_numpy(returns), torch.arange(WORKERS)
@@ -93,10 +95,10 @@ def by_torch(returns):
     @torch.no_grad()
     def run():
         draw = lambda: (data[workers, index] for index in torch.randint(0, DAYS, (2, WORKERS)))
-        state = first(torch.full((WORKERS, ASSETS), 1 / ASSETS), *draw(), dot, torch.sqrt, lambda a: a)
+        state = first(torch.full((WORKERS, ASSETS), 1 / ASSETS), draw(), dot, torch.sqrt)
         for _ in range(ROUNDS):
             for _ in range(LOCAL):
-                state = step(state, *draw(), dot, torch.sqrt)
+                state = step(state, draw(), dot, torch.sqrt)
             state = tuple(a.mean(dim=0, keepdim=True).expand_as(a) for a in state)
         return state[0].numpy()
 
@@ -105,7 +107,7 @@ def by_torch(returns):
 
 def by_numba(returns):
     """The same as loops over workers and assets, compiled for one core; numba knows the old random functions only."""
-    import numba
+    import numba  # pyright: ignore[reportMissingImports]
 
     @numba.njit(fastmath=True)
     def run(data, seed):

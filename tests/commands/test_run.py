@@ -67,6 +67,7 @@ def test_every_algorithm_runs_by_name(name, answer):
     nested = ("nested", "--data", "clients=3", "--data", "rows=5", "--quiet", "--no-cache")
     tasks = [(fs.Average, SMALL), (fs.Regularized, ("lasso", *SMALL[1:])), (fs.Nested, nested)]
     task = next(words for problem, words in tasks if issubclass(problem.Oracle, oracle_needed(cls.local_step)))
+    task = (*task, "--data", "inner=client") if getattr(cls, "solves", None) == "client" else task
     value = next(iter(reals(cls)))
     found = answer("run", *task, "--algorithm", name, "--rounds", "2", "--set", f"{value}=0.01")
     assert found["diverged"] == []

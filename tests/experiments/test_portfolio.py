@@ -230,7 +230,7 @@ def test_a_tuned_comparison_picks_the_better_step_and_sees_no_difference_where_t
         assert claim.ours.count("η = 1e-4 (edge)") == 2
         assert "ratio 1 (1 to 1)" in claim.ours
         assert claim.verdict == "does not hold"
-    assert {*REPRODUCTION.figures} == {1, 2, 3, 4, 5, 6}
+    assert {*REPRODUCTION.figures} >= {1, 2, 3, 4, 5, 6}
 
 
 @pytest.mark.parametrize(("kind", "expected"), [(FedDRSCGD, 1 - 4.5 / 1.1), (SeparateDRSCGD, 1.0)])

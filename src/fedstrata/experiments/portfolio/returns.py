@@ -4,10 +4,7 @@ import warnings
 
 import numpy as np
 
-from fedstrata.data.sources import finance, load
-from fedstrata.data.sources.dataset import pick
-
-US = {file.removesuffix(".npz"): table for table, file in finance.US.items()}
+US = {f"us_100_size_{sort}_daily": f"us_size_{sort}" for sort in ("bm", "op", "inv")}  # file -> table
 SETS = (*US, "developed", "synthetic")
 MISSING = ("zero", "mean", "drop", "code")
 SHAPES = {**dict.fromkeys(US, (13_781, 100)), "developed": (7_240, 25), "synthetic": (13_781, 100)}
@@ -24,6 +21,9 @@ def returns(data: str, missing: str = "zero", seed: int = 0) -> list[tuple[str, 
     none). `zero`: a return of 0; `mean`: that of the portfolio's other days; `drop`: the day goes; `code`: it stays, as
     a loss of 99.99 percent, which is what scripts do that load the matrix and know of no code.
     """
+    from fedstrata.data.sources import finance
+    from fedstrata.data.sources.dataset import pick
+
     pick("data of portfolio", data, SETS)
     pick("missing of portfolio", missing, MISSING)
     if data == "synthetic":
@@ -52,6 +52,8 @@ def present(data: str) -> bool:
 
 
 def _filled(table: str, missing: str) -> np.ndarray:
+    from fedstrata.data.sources import finance, load
+
     if missing in ("zero", "drop"):
         return np.asarray(load("fama_french", table=table, missing=missing).train["x"], np.float64)
     r = np.asarray(load("fama_french", table=table, missing="nan").train["x"], np.float64)

@@ -1,50 +1,12 @@
 """The risk-averse portfolio problem on returns that are divided among clients, with its optimum known."""
 
-import dataclasses
-from typing import TYPE_CHECKING, Any
-
-import equinox as eqx
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array
 
 from fedstrata.experiments.base import Setup
 from fedstrata.experiments.portfolio.optimum import Moments, on_simplex, unconstrained
 from fedstrata.experiments.portfolio.returns import returns
-from fedstrata.problems.compositions import risk_averse
-from fedstrata.problems.nested import Nested
-from fedstrata.prox import Simplex
-
-if TYPE_CHECKING:
-    from fedstrata.vector import Vector
 
 UNITS = {"percent": 1.0, "decimal": 0.01}
-
-
-class Holdings(eqx.Module):
-    """Where a search for a portfolio starts: the same share of everything."""
-
-    portfolios: int = eqx.field(static=True)
-
-    def init(self, key: Any) -> Array:
-        return jnp.full(self.portfolios, 1 / self.portfolios)
-
-
-class Portfolio(Nested):
-    """A nested problem that knows its smallest value: it records how far above it a point is, and eq. (13) itself.
-
-    "gap" is of the objective that is minimised, guards included; "printed" is λ times the deviation less the mean,
-    without guards, which is what the paper plots.
-    """
-
-    best: Array | None = None  # an array, not a number: other data then need no other program
-
-    def evaluate(self, x: "Vector", full: Any, smooth: Any = None) -> dict[str, Array]:
-        found = super().evaluate(x, full, smooth)
-        mean, variance = self.values(x, full)[-2].tree
-        risk: Any = self.levels[-1]
-        printed = jnp.asarray(risk.risk_aversion, mean.dtype) * jnp.sqrt(variance) - mean
-        return {**found, "gap": found["objective"] - jnp.asarray(self.best, mean.dtype), "printed": printed}
 
 
 def build(
@@ -71,8 +33,11 @@ def build(
     is none. constraint: none or simplex. unit: percent or decimal; steps are not comparable between them. missing: of
     −99.99, see `returns`. days: only the first so many; 0 takes all.
     """
+    import jax.numpy as jnp
+
     from fedstrata.data import Federation
     from fedstrata.data.sources.dataset import pick
+    from fedstrata.experiments.portfolio.problem import portfolio
 
     pick("split of portfolio", split, ("time", "iid"))
     pick("constraint of portfolio", constraint, ("none", "simplex"))
@@ -86,15 +51,9 @@ def build(
     federation = Federation.from_clients([{"r": jnp.asarray(r)} for r in parts], names=names)
     solve = on_simplex if constraint == "simplex" else unconstrained
     best = solve(Moments.of(federation), risk_aversion, eps, floor)
-    base = risk_averse(
-        risk_aversion,
-        eps,
-        floor or None,
-        Simplex() if constraint == "simplex" else None,
-        model=Holdings(parts[0].shape[1]),
-    )
-    known = {f.name: getattr(base, f.name) for f in dataclasses.fields(base)}
-    return Setup(Portfolio(**known, best=jnp.asarray(best.value)), federation)
+    guarded = {"eps": eps, "floor": floor or None}
+    problem = portfolio(parts[0].shape[1], best.value, risk_aversion, constraint == "simplex", **guarded)
+    return Setup(problem, federation)
 
 
 def divided(r: np.ndarray, clients: int, split: str, seed: int) -> list[np.ndarray]:
