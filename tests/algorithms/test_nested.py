@@ -271,8 +271,8 @@ def test_with_one_local_step_the_printed_form_solves_the_client_coupled_problem(
         np.testing.assert_allclose(result.solution(momentum=a), each, atol=1e-10)
 
 
-# All nine of K = 2, 3, 4 and p = 1, 4, 10 were seen to pass; four of them keep this file short.
-@pytest.mark.parametrize(("levels", "steps"), [(2, 10), (3, 1), (3, 4), (4, 4)])
+# All nine of K = 2, 3, 4 and p = 1, 4, 10 were seen to pass; three of them keep this file short.
+@pytest.mark.parametrize(("levels", "steps"), [(2, 10), (3, 1), (4, 4)])
 def test_tracked_scgd_is_exact(levels, steps):
     momenta = [0.5, 0.05, 0.0025]
     for seed in SEEDS:
