@@ -28,11 +28,11 @@ def bits(key: PRNGKeyArray, shape: tuple[int, ...]) -> UInt32[Array, "..."]:
     """`jax.random.bits` of 32 bits.
 
     >>> key = jax.random.key(3)
-    >>> bool(jnp.all(bits(key, (2, 3)) == jax.random.bits(key, (2, 3))))
+    >>> bool(jnp.all(bits(key, (2, 3)) == jax.random.bits(key, (2, 3), jnp.uint32)))
     True
     """
     if not (_is_threefry(key) and jax.config.jax_threefry_partitionable):  # pyright: ignore[reportAttributeAccessIssue]
-        return jax.random.bits(key, shape)
+        return jax.random.bits(key, shape, jnp.uint32)
     size = 1
     for length in shape:
         size *= length
