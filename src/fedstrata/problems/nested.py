@@ -157,7 +157,12 @@ class Nested(CompositeProblem):
         stack = lambda a: jnp.broadcast_to(a, (rows.clients, *jnp.shape(a)))
         out = [x if self.inner == "global" else x.map(stack)]
         for number, level in enumerate(self.levels):
-            out.append(Vector(self._exact(number, level, out[-1].tree, full)))
+            if number == 0 and self.inner == "client" and self.samples_at(0):
+                # All clients start from the same x, so the first level needs no copy of it for every row.
+                found = full[self.split_of(0)].client_means(lambda _, example: self.levels[0](x.tree, example), ())
+            else:
+                found = self._exact(number, level, out[-1].tree, full)
+            out.append(Vector(found))
         return tuple(out)
 
     def _exact(self, number: int, level: Level, y: PyTree, full: Full) -> PyTree:

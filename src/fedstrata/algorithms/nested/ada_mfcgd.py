@@ -17,15 +17,15 @@ class DiagonalRule:
 
     def start(self, x0: Vector) -> Any:
         """a_0"""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must define start(x0)")
 
     def update(self, a: Any, w: Vector, theta: Any) -> Any:
         """a_t from the last a, w̄_t and ϑ_t."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must define update(a, w, theta)")
 
     def diagonal(self, a: Any, rho: Any) -> Any:
         """The diagonal of A_t, as a Vector, or as a number for a multiple of I."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must define diagonal(a, rho)")
 
 
 @dataclass(frozen=True)

@@ -34,15 +34,6 @@ class PlainNested(Nested):
 
     Oracle: ClassVar[type] = PlainOracle
 
-    def values(self, x: Vector, full: Full) -> tuple[Vector, ...]:
-        # All clients start from the same x, so the first level needs no copy of it for every row.
-        rows, first = full[self.split_of(0)], self.levels[0]
-        stacked = x.map(lambda a: jnp.broadcast_to(a, (rows.clients, *a.shape)))
-        out = [stacked, Vector(rows.client_means(lambda _, example: first(x.tree, example), ()))]
-        for number, level in enumerate(self.levels[1:], start=1):
-            out.append(Vector(self._exact(number, level, out[-1].tree, full)))
-        return tuple(out)
-
 
 class Guarded(Exponential):
     """exp(y / λ) up to a cap, and its tangent beyond: increasing, smooth, and with a bounded slope."""
