@@ -81,7 +81,8 @@ class Phase(NamedTuple):
     when: `when(server_state, cohort, repetition) -> bool`, traced; where False the exchange changes nothing.
     fresh: draw samples of its own; otherwise samples are keyed by the local step, and phases share them.
     first: the local step that its first step counts as, for samples and schedules.
-    streams: the problem's samples that it looks at (None: all), which is what counts as examples seen.
+    streams: the problem's samples that it looks at (None: all), which is what counts as examples seen; one that it
+    draws from several times in a step is named as often.
     """
 
     step: Callable[..., Any]
@@ -144,6 +145,10 @@ class Algorithm(eqx.Module):
 
     def diagnose(self, problem: Any, state: Any, x: Vector, gradient: Vector) -> dict[str, Any]:
         """More to record at an evaluation: numbers about the method's own state, given ∇f at its solution x."""
+        return {}
+
+    def observe(self, problem: Any, local: Any, x: Vector, full: Any) -> dict[str, Any]:
+        """More to record that only a simulation can see: `local["y"]` is the Local field y of all clients, stacked."""
         return {}
 
     def phases(self, problem: Any) -> list[Phase]:

@@ -86,7 +86,7 @@ def prepare(
     job = Job(world, plan, values, rest, all_x0, keys, axes, ledger_of(world, algorithm, x0), int(rounds), int(every))
     job = job._replace(threads=threads_for(job.runs))
     if select is not None:
-        columns = jax.eval_shape(lambda: measure(world, algorithm, plan._replace(select=None), _shared(job))[1])
+        columns = jax.eval_shape(lambda: measure(world, algorithm, plan._replace(select=None), *_state(job))[1])
         if select not in columns:
             raise unknown("column to select by", select, columns)
     return settle(job, execution)
@@ -164,7 +164,7 @@ def run(
     return result
 
 
-def _shared(job: Job) -> Any:
+def _state(job: Job) -> tuple[Any, Any]:
+    """The shared and the local state of one run, as zeros."""
     carry = jax.eval_shape(lambda: job._replace(plan=job.plan._replace(select=None)).begin()[0])
-    one = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), carry.shared)
-    return jax.tree.map(lambda s: jax.numpy.zeros(s.shape, s.dtype), one)
+    return jax.tree.map(lambda a: jax.numpy.zeros(a.shape[1:], a.dtype), (carry.shared, carry.local))

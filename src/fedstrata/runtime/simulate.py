@@ -99,13 +99,16 @@ def cohort_at(world: World, algorithm: Algorithm, key: PRNGKeyArray, round: Arra
 
 
 @jax.default_matmul_precision("highest")  # what is reported is exact to the dtype, on a GPU too
-def measure(world: World, algorithm: Algorithm, plan: Plan, shared: Any) -> tuple[Vector, dict[str, Array]]:
+def measure(
+    world: World, algorithm: Algorithm, plan: Plan, shared: Any, local: dict[str, Any]
+) -> tuple[Vector, dict[str, Array]]:
     """The solution and everything that is recorded about it."""
     x = algorithm.solution(world.problem, show_server(shared))
     smooth = world.problem.smooth(x, world.full) if plan.stationarity else None
     out = world.problem.evaluate(x, world.full, smooth)
     if smooth is not None:
         out |= algorithm.diagnose(world.problem, show_server(shared), x, smooth[1])
+    out |= algorithm.observe(world.problem, local, x, world.full)
     for split in world.full:
         if split != "train":
             out |= {f"{split}/{name}": v for name, v in world.problem.evaluate_split(x, world.full, split).items()}
@@ -145,7 +148,7 @@ def begin(world: World, algorithm: Algorithm, plan: Plan, x0: Vector, key: PRNGK
     setting = setting_of(world, algorithm, plan, x0)
     cohort = cohort_at(world, algorithm, key, jnp.array(0, jnp.int32), x0.scalar_dtype)
     start = starting.begin(setting, domain(key, "start"), cohort)
-    x, found = measure(world, algorithm, plan, start.shared)
+    x, found = measure(world, algorithm, plan, start.shared, start.local)
     none, fields = jnp.array(-1, jnp.int32), jnp.zeros((len(start.shared._fields),), bool)
     carry = Carry(
         start.shared,
@@ -202,7 +205,7 @@ def advance(
     own: Any = None,
 ) -> tuple[Carry, dict[str, Array], Array, Array]:
     """The rounds of a span. Returns what was recorded on the way, and how many examples and clients took part."""
-    shapes = jax.eval_shape(lambda c: measure(world, algorithm, plan, c.shared)[1], carry)
+    shapes = jax.eval_shape(lambda c: measure(world, algorithm, plan, c.shared, c.local)[1], carry)
     blank = lambda s: jnp.full((plan.records, *s.shape), jnp.nan, s.dtype)
     counts = {name: jnp.zeros((plan.records,), jnp.int32) for name in ("samples", "took", "status")}
     records = {**jax.tree.map(blank, shapes), **counts}
@@ -213,7 +216,7 @@ def advance(
         samples, took = samples + more, took + came
 
         def record() -> tuple:
-            x, found = measure(world, algorithm, plan, carry.shared)
+            x, found = measure(world, algorithm, plan, carry.shared, carry.local)
             judged = judge(plan, carry, x, found, round + 1)
             bad = (judged.status == DIVERGED) | (judged.status == EXPLODED)
             found = {n: jnp.where(bad, jnp.nan, v) for n, v in found.items()}
@@ -251,11 +254,14 @@ def _examples_seen(world: World, algorithm: Algorithm, stacked: Any, present: Ar
 
 def _draws(problem: Any, phases: list[Phase]) -> list[tuple[str, list[int]]]:
     """The local steps at which each stream is drawn from. Phases share the samples of a step, unless they are fresh."""
-    shared: dict[str, set[int]] = {stream: set() for stream in problem.streams}
+    shared: dict[tuple[str, int], set[int]] = {}
     fresh: list[tuple[str, list[int]]] = []
     for phase in phases:
         steps = range(phase.first, phase.first + phase.steps)
-        for stream in problem.streams if phase.streams is None else phase.streams:
-            shared[stream] |= set() if phase.fresh else {*steps}
-            fresh += [(stream, list(steps))] * phase.repeat if phase.fresh else []
-    return [*((stream, sorted(steps)) for stream, steps in shared.items() if steps), *fresh]
+        named = tuple(problem.streams if phase.streams is None else phase.streams)
+        for at, stream in enumerate(named):
+            if phase.fresh:
+                fresh += [(stream, list(steps))] * phase.repeat
+            else:
+                shared.setdefault((stream, named[:at].count(stream)), set()).update(steps)
+    return [*((stream, sorted(steps)) for (stream, _), steps in shared.items()), *fresh]
