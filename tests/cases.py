@@ -6,18 +6,39 @@ A new algorithm joins the common checks by its subclass alone; it needs an entry
 from collections.abc import Callable
 from typing import NamedTuple
 
+import equinox as eqx
+import jax.numpy as jnp
 import numpy as np
 import optax
 
 import fedstrata as fs
 from fedstrata.algorithm import oracle_needed
+from fedstrata.algorithms.bilevel.base import BilevelMethod
 from fedstrata.algorithms.nested.base import NestedMethod
-from references import composite, least_squares, nested, soft
+from references import bilevel, composite, least_squares, nested, soft, squared_error
 
 TASK = least_squares()
 COMPOSITE = composite()
 NESTED = {inner: nested(inner) for inner in ("global", "client")}
+BILEVEL = {level: bilevel(level) for level in ("global", "client")}
 START = np.array([0.3, -0.2, 0.5])
+
+
+class Scored(eqx.Module):
+    """The squared error of a model, so that methods for fairness find decisions in it: is wᵀx above 0?"""
+
+    model: Callable = lambda w, x: jnp.dot(w, x)
+
+    def __call__(self, w, example):
+        return squared_error(w, example)
+
+
+class FairSquares(fs.Fair):
+    def positive(self, example):
+        return example["y"] > 0
+
+
+FAIR = TASK._replace(problem=FairSquares(Scored(), group=lambda e: (e["x"][1] > 0).astype(jnp.int32), groups=2))
 
 
 class Case(NamedTuple):
@@ -30,8 +51,10 @@ def task_of(algorithm: fs.Algorithm):
     """A problem of the kind that the algorithm solves, with its optimum."""
     if isinstance(algorithm, NestedMethod):
         return NESTED[algorithm.solves]
+    if isinstance(algorithm, BilevelMethod):
+        return BILEVEL[algorithm.solves]
     needed = oracle_needed(algorithm.phases(TASK.problem)[0].step)
-    return next(task for task in (TASK, COMPOSITE) if needed is None or issubclass(task.problem.Oracle, needed))
+    return next(task for task in (TASK, COMPOSITE, FAIR) if needed is None or issubclass(task.problem.Oracle, needed))
 
 
 def gradient_step(size):
@@ -78,6 +101,41 @@ def adaptive_step(x, grad, size=0.04, theta=0.9, rho=1.0):
     return x - size * grad(x) / (np.sqrt((1 - theta) * grad(x) ** 2) + rho)
 
 
+def fedreg_step(x, grad, size=0.1, strength=0.01):
+    """One client (1 of the task): the gradient of the gap between group means of the sigmoid, over y > 0."""
+    data = TASK.federation["train"].shard(1)
+    chance = 1 / (1 + np.exp(-data["x"] @ x))
+    positive = [(data["y"] > 0) & ((data["x"][:, 1] > 0) == k) for k in (False, True)]
+    means = [chance[rows].mean() for rows in positive if rows.any()]
+    slopes = [(chance * (1 - chance))[rows] @ data["x"][rows] / rows.sum() for rows in positive if rows.any()]
+    gap = slopes[np.argmax(means)] - slopes[np.argmin(means)] if len(means) == 2 else 0 * x
+    return x - size * (grad(x) + strength * gap)
+
+
+def fair_step(x, grad, size=0.1, q=1.0):
+    shard = TASK.federation["train"].shard(1)
+    loss, g = np.mean(0.5 * (shard["x"] @ x - shard["y"]) ** 2), grad(x)
+    return x - size * g / (1 + size * q * (g @ g) / loss)
+
+
+def hyper_step(size):
+    """One step on the hypergradient of client 1, at y = 0."""
+    return lambda x, grad: x - size * BILEVEL["client"].hypergradient(1, x, np.zeros(3))
+
+
+def nest_step(terms, size=0.06, lower=0.1, neumann=0.25):
+    """FedNest with one client: a step in y, a truncated series, a step in x."""
+
+    def step(x, grad):
+        task = BILEVEL["global"]
+        y, hessian = lower * (task.smooth.centres[1] + x), task.smooth.hessians[1] + np.eye(3)
+        factors = [np.linalg.matrix_power(np.eye(3) - neumann * hessian, n) for n in range(terms)]
+        p = neumann * np.sum(factors, axis=0) @ (task.smooth.gradient(1, y))
+        return x - size * (task.weight * x + p)
+
+    return step
+
+
 CASES = {
     "FedAvg": Case(fs.FedAvg(0.1, 4), gradient_step(0.1), exact=False),
     "FedProx": Case(fs.FedProx(0.1, 4, mu=0.5), gradient_step(0.1), exact=False),
@@ -113,5 +171,19 @@ CASES = {
     "AdaMFCGD": Case(fs.AdaMFCGD(0.04, 4, 0.2, rho=1.0), adaptive_step, exact=False),
     "TrackedMFCGD": Case(fs.TrackedMFCGD(0.04, 4, 0.2), gradient_step(0.04), exact=True),
     "TrackedAdaMFCGD": Case(fs.TrackedAdaMFCGD(0.04, 4, 0.2, rho=1.0), adaptive_step, exact=True),
+    "CompositionalFedNest": Case(fs.CompositionalFedNest(0.04, 0.5, 2), gradient_step(0.04), exact=False),
+    "LevelwiseFedNest": Case(fs.LevelwiseFedNest(0.04, 0.5, 4), gradient_step(0.04), exact=True),
+    "FedBiO": Case(fs.FedBiO(0.1, 0.15, 4), hyper_step(0.1), exact=False),
+    "FedBiOAcc": Case(fs.FedBiOAcc(0.1, 0.15, 4, 0.1, 0.1, delta=1.0), hyper_step(0.1), exact=False),
+    "AnchoredBiOAcc": Case(fs.AnchoredBiOAcc(0.1, 0.15, 4, 0.3, 0.3, delta=1.0), hyper_step(0.1), exact=False),
+    "TrackedBiO": Case(fs.TrackedBiO(0.1, 0.15, 4), hyper_step(0.1), exact=True),
+    "FedNest": Case(fs.FedNest(0.06, 0.1, 0.25, 4, terms=100, series="sum"), nest_step(100), exact=True),
+    "LFedNest": Case(fs.LFedNest(0.06, 0.1, 0.25, 4, terms=6, series="sum"), nest_step(6), exact=False),
+    "FedReg": Case(fs.FedReg(0.1, 4, strength=0.01), fedreg_step, exact=False),
+    # At first μ = ρ, and the weighted loss is the mean; later it goes to the worst group's optimum.
+    "FedMinMax": Case(fs.FedMinMax(0.1, 2e-4), gradient_step(0.1), exact=False),
+    "AFL": Case(fs.AFL(0.1, 0.01), gradient_step(0.1), exact=False),
+    "FCFL": Case(fs.FCFL(0.08, eps=1.0, stage_one=300, sharpness=0.1), gradient_step(0.08), exact=False),
+    "QFFL": Case(fs.QFFL(0.1, 4, q=1.0), fair_step, exact=False),
     "TrackedSCGD": Case(fs.TrackedSCGD(0.04, 0.2, 4), gradient_step(0.04), exact=True),
 }

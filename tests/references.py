@@ -113,6 +113,49 @@ def nested(inner: str, **options) -> NestedTask:
     return NestedTask(smooth, problem.bind(start, smooth.federation))
 
 
+def near_fit(x, y, example):
+    """Below: fit one's own data, not far from x."""
+    return squared_error(y, example) + 0.5 * jnp.sum((y - x) ** 2)
+
+
+class BilevelTask(NamedTuple):
+    """Models y near a common x that fit a client's data (or all data) best: quadratic, so solvable."""
+
+    smooth: LeastSquares
+    problem: fs.Bilevel
+    weight: float = 0.5  # of |x|² above
+
+    @property
+    def federation(self) -> fs.Federation:
+        return self.smooth.federation
+
+    def hypergradient(self, client: int, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        """∂²_xy g = −I and ∂²_yy g = H + I."""
+        hessian = self.smooth.hessians[client] + np.eye(len(x))
+        return self.weight * x + np.linalg.solve(hessian, self.smooth.gradient(client, y))
+
+    def gradient(self, client: int, x: np.ndarray) -> np.ndarray:
+        hessian = self.smooth.hessians[client] + np.eye(len(x))
+        return self.hypergradient(client, x, np.linalg.solve(hessian, self.smooth.centres[client] + x))
+
+    def optimum(self) -> np.ndarray:
+        H, b = self.smooth.hessians, self.smooth.centres
+        if self.problem.lower_level == "global":
+            H, b = H.mean(axis=0, keepdims=True), b.mean(axis=0, keepdims=True)
+        # ∇h = weight x + mean S (H S (b + x) − b) with S = (H + I)⁻¹
+        S = np.linalg.inv(H + np.eye(H.shape[1]))
+        slope = self.weight * np.eye(H.shape[1]) + np.mean(S @ H @ S, axis=0)
+        return np.linalg.solve(slope, np.mean([s @ (c - h @ s @ c) for s, h, c in zip(S, H, b, strict=True)], axis=0))
+
+
+def bilevel(lower_level: str, weight: float = 0.5, **options) -> BilevelTask:
+    smooth = least_squares(**options)
+    above = lambda x, y, example: squared_error(y, example) + 0.5 * weight * jnp.sum(x**2)
+    zero = jnp.zeros(smooth.centres.shape[1])
+    problem = fs.Bilevel(above, near_fit, zero, lower_level=lower_level, upper_split="train")
+    return BilevelTask(smooth, problem, weight)
+
+
 def soft(z: np.ndarray, threshold: float) -> np.ndarray:
     return np.sign(z) * np.maximum(np.abs(z) - threshold, 0)
 

@@ -86,3 +86,23 @@ from fedstrata.vector import Vector as Vector
 from fedstrata.vector import where as where
 
 __version__: str
+from fedstrata import fairness as fairness
+from fedstrata import hypergradients as hypergradients
+from fedstrata.algorithms import AFL as AFL
+from fedstrata.algorithms import FCFL as FCFL
+from fedstrata.algorithms import QFFL as QFFL
+from fedstrata.algorithms import AnchoredBiOAcc as AnchoredBiOAcc
+from fedstrata.algorithms import CompositionalFedNest as CompositionalFedNest
+from fedstrata.algorithms import FedBiO as FedBiO
+from fedstrata.algorithms import FedBiOAcc as FedBiOAcc
+from fedstrata.algorithms import FedMinMax as FedMinMax
+from fedstrata.algorithms import FedNest as FedNest
+from fedstrata.algorithms import FedReg as FedReg
+from fedstrata.algorithms import LevelwiseFedNest as LevelwiseFedNest
+from fedstrata.algorithms import LFedNest as LFedNest
+from fedstrata.algorithms import TrackedBiO as TrackedBiO
+from fedstrata.problems.bilevel import Bilevel as Bilevel
+from fedstrata.problems.bilevel import BilevelOracle as BilevelOracle
+from fedstrata.problems.fair import Fair as Fair
+from fedstrata.problems.fair import FairOracle as FairOracle
+from fedstrata.problems.groups import GroupWarning as GroupWarning

@@ -65,9 +65,13 @@ def test_progress_goes_to_standard_error(command):
 def test_every_algorithm_runs_by_name(name, answer):
     cls = fs.algorithms.known()[name]
     nested = ("nested", "--data", "clients=3", "--data", "rows=5", "--quiet", "--no-cache")
+    two = ("bilevel", "--data", "clients=3", "--data", "rows=5", "--quiet", "--no-cache")
+    fair = ("fairness", "--data", "data=synthetic", "--quiet", "--no-cache")
     tasks = [(fs.Average, SMALL), (fs.Regularized, ("lasso", *SMALL[1:])), (fs.Nested, nested)]
+    tasks += [(fs.Bilevel, two), (fs.Fair, fair)]
     task = next(words for problem, words in tasks if issubclass(problem.Oracle, oracle_needed(cls.local_step)))
-    task = (*task, "--data", "inner=client") if getattr(cls, "solves", None) == "client" else task
+    task = (*task, "--data", "inner=client") if task is nested and cls.solves == "client" else task
+    task = (*task, "--data", "lower_level=global") if task is two and cls.solves == "global" else task
     value = next(iter(reals(cls)))
     found = answer("run", *task, "--algorithm", name, "--rounds", "2", "--set", f"{value}=0.01")
     assert found["diverged"] == []

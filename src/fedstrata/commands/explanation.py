@@ -15,6 +15,8 @@ from fedstrata.commands.latex import formulas, readable
 from fedstrata.data import Federation
 from fedstrata.placement import Placement, placements
 from fedstrata.problems.average import Average
+from fedstrata.problems.bilevel import Bilevel
+from fedstrata.problems.fair import Fair
 from fedstrata.problems.nested import Nested
 from fedstrata.problems.regularized import Regularized
 from fedstrata.prox import Zero
@@ -102,7 +104,7 @@ def traffic(cls: type[Algorithm], size: int, cohort: int) -> dict[str, Any] | No
         return about
     x = Vector(jax.ShapeDtypeStruct((size,), jnp.float32))
     loss = lambda w, example: 0.5 * jnp.sum((w - example["x"]) ** 2)
-    problems = [Average(loss), Regularized(loss, Zero()), two_levels(x)]
+    problems = [Average(loss), Regularized(loss, Zero()), two_levels(x), Fair(loss, groups=2), below(x)]
     needed = oracle_needed(cls.local_step)
     fitting = [p for p in problems if isinstance(needed, type) and issubclass(p.Oracle, needed)]
     problem = fitting[0] if fitting else problems[0]
@@ -113,9 +115,12 @@ def traffic(cls: type[Algorithm], size: int, cohort: int) -> dict[str, Any] | No
     except (AttributeError, TypeError, ValueError):  # it solves another kind of problem
         return None
     row = lambda e: {"field": e.field, "placement": e.placement, "direction": e.direction, "bytes": _bytes(e)}
-    note = "two levels, the inner one of one number" if isinstance(problem, Nested) else ""
+    notes = ["two levels, the inner one of one number"] if isinstance(problem, Nested) else []
+    notes += ["two groups"] if isinstance(problem, Fair) else []
+    notes += ["a lower variable of ten numbers"] if isinstance(problem, Bilevel) else []
+    notes += [f"{e.field} once, before the first round" for e in found.entries if e.repeat == 0]
     fields = [row(e) for e in found.entries]
-    return {**about, "up_bytes": found.up, "down_bytes": found.down, "fields": fields, "note": note}
+    return {**about, "up_bytes": found.up, "down_bytes": found.down, "fields": fields, "note": "; ".join(notes)}
 
 
 def two_levels(x: Vector) -> Nested:
@@ -124,8 +129,14 @@ def two_levels(x: Vector) -> Nested:
     return Nested(levels).bind(x, Federation.from_clients([{"x": np.zeros((1,), np.float32)}]))
 
 
+def below(x: Vector) -> Bilevel:
+    """A bilevel problem to count messages with; what stays with the clients does not count."""
+    upper = lambda w, y, example: jnp.sum(w * example["x"]) + jnp.sum(y)
+    return Bilevel(upper, lambda w, y, example: upper(w, y, example) + jnp.sum(y**2), np.zeros(10, np.float32))
+
+
 def _bytes(entry: Entry) -> int:
-    return entry.bytes * entry.repeat
+    return entry.bytes * max(entry.repeat, 1)  # 0: once
 
 
 def specimen(cls: type[Algorithm]) -> Any:

@@ -20,7 +20,10 @@ class Exchange(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """Bytes of one field in one direction, for one client in one exchange that happens `repeat` times a round."""
+    """Bytes of one field in one direction, for one client in one exchange that happens `repeat` times a round.
+
+    phase −1, repeat 0: sent once, before the first round (see `merge_at_init`), and in no round's total.
+    """
 
     phase: int
     field: str
@@ -117,4 +120,8 @@ def ledger(algorithm: Algorithm, problem: Any, template: Any, cohort: int) -> Le
         for path in exchange.sends:
             kind = places[field_of(path)].name
             entries.append(Entry(number, path, kind, "up", nbytes(part(template, path)), phase.repeat))
+    if algorithm.merge_at_init:
+        sent = {field_of(e.field) for e in entries if e.direction == "up"}
+        once = [f for f, place in places.items() if place.up and f not in sent]
+        entries += [Entry(-1, f, places[f].name, "up", nbytes(getattr(template, f)), repeat=0) for f in once]
     return Ledger(tuple(entries))

@@ -4,6 +4,7 @@ from fedstrata.algorithms.nested.ada_mfcgd import AdaMFCGD, Coordinate, Diagonal
 from fedstrata.algorithms.nested.base import CouplingWarning
 from fedstrata.algorithms.nested.comfedl import ComFedL
 from fedstrata.algorithms.nested.fed_dr_scgd import AnchoredDRSCGD, FedDRSCGD, LevelwiseDRSCGD, SeparateDRSCGD
+from fedstrata.algorithms.nested.fednest_compositional import CompositionalFedNest, LevelwiseFedNest
 from fedstrata.algorithms.nested.local_moml import LocalMOML
 from fedstrata.algorithms.nested.local_scgdm import LocalSCGDM
 from fedstrata.algorithms.nested.mfcgd import MFCGD, TrackedMFCGD
@@ -20,11 +21,13 @@ __all__ = [
     "AdaMFCGD",
     "AnchoredDRSCGD",
     "ComFedL",
+    "CompositionalFedNest",
     "Coordinate",
     "CouplingWarning",
     "DiagonalRule",
     "FedDRSCGD",
     "LevelwiseDRSCGD",
+    "LevelwiseFedNest",
     "LocalMOML",
     "LocalSCGDM",
     "NLASGAveraged",

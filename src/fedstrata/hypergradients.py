@@ -1,0 +1,147 @@
+r"""Estimators of the hypergradient, $\partial_x f - \partial^2_{xy} g \, (\partial^2_{yy} g)^{-1} \partial_y f$.
+
+They differ in how they come by $v \approx (\partial^2_{yy} g)^{-1} \partial_y f$. All are taken at the current y, which
+is not y(x) yet: that error is the method's, not the estimator's.
+"""
+
+from abc import abstractmethod
+from typing import Any, ClassVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+from jax.scipy.linalg import cho_solve
+from jax.scipy.sparse.linalg import cg
+
+from fedstrata.problems.bilevel import BilevelOracle
+from fedstrata.problems.newton import DENSE
+from fedstrata.vector import Vector
+
+
+class Hypergradient(eqx.Module):
+    """From one client's oracle, x, y and the v of the step before to the hypergradient and the new v."""
+
+    remembers: ClassVar[bool] = False  # whether the old v matters
+
+    @abstractmethod
+    def inverse(self, oracle: BilevelOracle, x: Vector, y: Vector, v: Vector, by_y: Vector) -> Vector:
+        """v ≈ (∂²_yy g)⁻¹ ∂_y f"""
+
+    def __call__(self, oracle: BilevelOracle, x: Vector, y: Vector, v: Vector) -> tuple[Vector, Vector]:
+        direct, by_y = oracle.upper_grads(x, y)
+        v = self.inverse(oracle, x, y, v, by_y)
+        return direct - oracle.cross(x, y, v), v
+
+    @property
+    def hessian_batches(self) -> int:
+        """Independent batches of the lower split that one estimate draws for Hessians."""
+        return 1
+
+    def check(self, problem: Any) -> None:
+        """Refuse a problem for which this estimator does not converge."""
+
+    def _check_step(self, name: str, step: float, problem: Any) -> None:
+        if problem.curvature is None:
+            return
+        largest = float(problem.curvature[1])
+        if step * largest >= 2:
+            raise ValueError(
+                f"{name}: step={step:g} must be below 2/L = {2 / largest:.3g}, where L = {largest:.3g} is the largest "
+                "eigenvalue of ∂²_yy g at the start values; above it the iteration grows without bound (1/L is a good "
+                "choice, and mini-batches have larger eigenvalues than all data)"
+            )
+
+
+class Exact(Hypergradient):
+    """Eq. (3): v solves the linear system on this sample, by a Cholesky factor or, above 512 unknowns, by CG.
+
+    Bias: none with all data. On mini-batches the inverse of a mean is not the mean of inverses: the estimate then
+    belongs to the batch's own problem, with an error of the order of 1 / batch size.
+    """
+
+    def inverse(self, oracle: BilevelOracle, x: Vector, y: Vector, v: Vector, by_y: Vector) -> Vector:
+        b, unflatten = ravel_pytree(by_y)
+        product = lambda u: ravel_pytree(oracle.hvp(x, y, unflatten(u)))[0]
+        if b.size > DENSE:
+            return unflatten(cg(product, b, tol=1e-10 if b.dtype == jnp.float64 else 1e-6)[0])
+        factor = jnp.linalg.cholesky(jax.vmap(product)(jnp.eye(b.size, dtype=b.dtype)))
+        return unflatten(cho_solve((factor, True), b))
+
+
+class Neumann(Hypergradient):
+    r"""Eq. (4): $v = \eta_N \sum_{q=-1}^{Q-1} \prod_{j=Q-q}^{Q} (I - \eta_N \partial^2_{yy} g(B_j)) \, \partial_y f$.
+
+    step: η_N, below 2/L. terms: Q, the Hessian products, each on a fresh batch; $B_Q$ acts first.
+
+    Bias: with independent batches its mean is the truncated series, off by $(1 - \eta_N\mu)^{Q+1} |\partial_y f| / \mu$
+    at most, and a method that uses it settles where the biased direction is zero.
+    """
+
+    step: float
+    terms: int
+
+    def __check_init__(self) -> None:
+        if not self.step > 0:
+            raise ValueError(f"Neumann: step={self.step!r} must be > 0")
+        if isinstance(self.terms, bool) or not isinstance(self.terms, int) or self.terms < 0:
+            raise ValueError(f"Neumann: terms={self.terms!r} must be a whole number >= 0")
+
+    def inverse(self, oracle: BilevelOracle, x: Vector, y: Vector, v: Vector, by_y: Vector) -> Vector:
+        def term(count: Any, pair: tuple[Vector, Vector]) -> tuple[Vector, Vector]:
+            r, total = pair
+            r = r - self.step * oracle.fresh(self.terms - count).hvp(x, y, r)  # batches Q, Q − 1 … 1
+            return r, total + r
+
+        return self.step * jax.lax.fori_loop(0, self.terms, term, (by_y, by_y))[1]
+
+    @property
+    def hessian_batches(self) -> int:
+        return self.terms
+
+    def check(self, problem: Any) -> None:
+        self._check_step("Neumann", self.step, problem)
+
+
+class ConjugateGradients(Hypergradient):
+    r"""So many conjugate gradient steps for v on this sample, from the v of the step before (warm) or from zero.
+
+    Bias: what is left of the error falls like $2 ((\sqrt\kappa - 1)/(\sqrt\kappa + 1))^{steps}$, to nothing after as
+    many steps as y has numbers; on mini-batches, that of `Exact` too.
+    """
+
+    steps: int
+    warm: bool = False
+
+    def __check_init__(self) -> None:
+        if isinstance(self.steps, bool) or not isinstance(self.steps, int) or self.steps < 1:
+            raise ValueError(f"ConjugateGradients: steps={self.steps!r} must be a whole number >= 1")
+
+    @property
+    def remembers(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.warm
+
+    def inverse(self, oracle: BilevelOracle, x: Vector, y: Vector, v: Vector, by_y: Vector) -> Vector:
+        start = v if self.warm else by_y.zeros()
+        return cg(lambda u: oracle.hvp(x, y, u), by_y, x0=start, tol=0.0, maxiter=self.steps)[0]
+
+
+class Tracking(Hypergradient):
+    r"""One gradient step a time: $v \gets v - \rho \, (\partial^2_{yy} g \, v - \partial_y f)$. step: ρ, below 2/L.
+
+    Bias: v lags behind. With x and y at rest its error falls by $1 - \rho\mu$ a step, to none; while they move it is in
+    proportion to how far they go. One Hessian product a step, and unbiased on mini-batches in the limit.
+    """
+
+    step: float
+    remembers: ClassVar[bool] = True
+
+    def __check_init__(self) -> None:
+        if not self.step > 0:
+            raise ValueError(f"Tracking: step={self.step!r} must be > 0")
+
+    def inverse(self, oracle: BilevelOracle, x: Vector, y: Vector, v: Vector, by_y: Vector) -> Vector:
+        return v - self.step * (oracle.hvp(x, y, v) - by_y)
+
+    def check(self, problem: Any) -> None:
+        self._check_step("Tracking", self.step, problem)

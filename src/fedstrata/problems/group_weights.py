@@ -1,0 +1,125 @@
+"""Group weights learned on a balanced validation set: group fairness as a bilevel problem."""
+
+from typing import Any, Literal
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, PRNGKeyArray, PyTree
+
+from fedstrata.errors import unknown
+from fedstrata.problems import groups
+from fedstrata.problems.bilevel import Bilevel
+from fedstrata.problems.fair import Fair
+from fedstrata.prox import Box
+from fedstrata.vector import Vector
+
+Link = Literal["sigmoid", "box", "literal"]
+
+
+class GroupWeights(Bilevel):
+    r"""$\min_x \sum_i p_i \, \bar\ell_i^{valid}(\theta_i(x))$, $\theta_i(x)$ minimising $w_a(x)$-weighted losses.
+
+    Made by `fair.learn_weights`. x has one number per group; θ, the lower variable, is a client's model. The upper loss
+    has no weights and no l2 term, the lower one has both. `problem.weights(x)` are the weights, and
+    `fair.weighted(problem.weights(x))` the problem to train the final model on.
+    """
+
+    fair: Fair | None = None
+    link: Link = eqx.field(default="sigmoid", static=True)
+    allow_missing: bool = eqx.field(default=False, static=True)
+
+    def weights(self, x: Vector | PyTree) -> Array:
+        """One weight per group."""
+        values = x.tree if isinstance(x, Vector) else x
+        return jax.nn.sigmoid(values) if self.link == "sigmoid" else jnp.asarray(values)
+
+    def check(self, x: Vector, federation: Any) -> None:
+        assert self.fair is not None
+        total = groups.count(self.fair.group, self.fair.groups, federation)
+        if x.size != total:
+            raise ValueError(f"GroupWeights: x has {x.size} numbers and there are {total} groups; give one for each")
+        super().check(x, federation)
+        if self.allow_missing:
+            return
+        for split in (self.lower_split, self.upper_split):
+            rows = federation[split]
+            present = np.zeros((federation.clients, total), bool)
+            present[np.asarray(rows.owners), groups.codes(self.fair.group, rows, f"split {split!r}")] = True
+            missing = np.argwhere(~present)
+            if missing.size:
+                client, group = missing[0]
+                raise ValueError(
+                    f"GroupWeights: {federation.names[int(client)]} has no example of group {group} in split {split!r} "
+                    f"({len(missing)} such pairs): it cannot say how that group's weight should change. Merge small "
+                    "groups, leave the client out with federation.select, or give allow_missing=True"
+                )
+
+
+class Weighted(eqx.Module):
+    """The lower objective: a weight times the loss, plus the l2 term."""
+
+    fair: Fair
+    link: Link = eqx.field(static=True)
+
+    def __call__(self, x: PyTree, theta: PyTree, example: PyTree) -> Array:
+        values = jax.nn.sigmoid(x) if self.link == "sigmoid" else x
+        if self.link == "literal":  # not a number, so that the run stops and says why
+            values = jnp.where(values < 0, jnp.nan, values)
+        loss = self.fair.data_loss(theta, example)
+        penalty = self.fair.penalty(Vector(theta)).astype(loss.dtype)
+        return self.fair.weight_of(example, values, loss.dtype) * loss + penalty
+
+
+class Unweighted(eqx.Module):
+    """The upper objective: the loss, without weights and l2 term."""
+
+    fair: Fair
+
+    def __call__(self, x: PyTree, theta: PyTree, example: PyTree) -> Array:
+        return self.fair.data_loss(theta, example)
+
+
+class AtModel(eqx.Module):
+    """A metric of the model, as a function of both variables."""
+
+    metric: Any
+
+    def __call__(self, x: PyTree, theta: PyTree, example: PyTree) -> Array:
+        return self.metric(theta, example)
+
+
+class Same(eqx.Module):
+    """Start values of x: one number for every group."""
+
+    groups: int = eqx.field(static=True)
+    value: float = eqx.field(static=True)
+
+    def init(self, key: PRNGKeyArray, dtype: Any = None) -> Array:
+        return jnp.full((self.groups,), self.value, dtype)
+
+
+def learn_weights(
+    fair: Fair, start: PyTree, link: Link = "sigmoid", low: float = 0.01, high: float = 10.0, **options: Any
+) -> GroupWeights:
+    """See `Fair.learn_weights`."""
+    if link not in ("sigmoid", "box", "literal"):
+        raise unknown("link of learn_weights", str(link), ["sigmoid", "box", "literal"])
+    if fair.weights is not None:
+        raise ValueError("learn_weights: this Fair problem has weights already; start from the one without")
+    constraint = {"regularizer": Box(low, high)} if link == "box" else {}
+    negative = "a group's weight turned negative, and a loss with a negative weight need not have a minimum"
+    advice = f"{negative}: use link='sigmoid' or link='box', or a smaller step" if link == "literal" else ""
+    return GroupWeights(
+        upper=Unweighted(fair),
+        lower=Weighted(fair, link),
+        start=start,
+        metrics={name: AtModel(metric) for name, metric in fair.all_metrics().items()},
+        model=Same(fair.group_count, 0.0 if link == "sigmoid" else 1.0),
+        when_not_finite=advice,
+        fair=fair,
+        link=link,
+        **constraint,
+        **options,
+    )

@@ -1,0 +1,86 @@
+"""The groups that the examples of a federation belong to, looked at before a run."""
+
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import PyTree
+
+from fedstrata.errors import unknown
+from fedstrata.problems.nested import one_example
+from fedstrata.vector import Vector
+
+GroupOf = str | Callable[[PyTree], Any]  # a column of the examples, or a function of one example
+
+
+class GroupWarning(UserWarning):
+    """A client has no training example of some group."""
+
+
+def codes(group: GroupOf, split: Any, where: str) -> np.ndarray:
+    """The group of every row of a split; refuses a column that holds none."""
+    if not isinstance(group, str):
+        values = np.asarray(jax.vmap(group)(jax.tree.map(jnp.asarray, split.examples)))
+    elif not isinstance(split.examples, Mapping) or group not in split.examples:
+        raise unknown(
+            f"column of groups ({where})", group, split.examples if isinstance(split.examples, Mapping) else ()
+        )
+    else:
+        values = np.asarray(split.examples[group])
+    if values.ndim != 1 or values.dtype.kind not in "iub":
+        raise ValueError(
+            f"{where}: a group is one whole number per example, got {values.dtype} {values.shape}; number the groups "
+            "from 0, say with numpy.unique(column, return_inverse=True)"
+        )
+    return values.astype(np.int64)
+
+
+def count(group: GroupOf, given: int | None, federation: Any) -> int:
+    """How many groups there are (as many as given), after a look at every row of every split."""
+    found = {name: codes(group, split, f"Fair, split {name!r}") for name, split in federation.splits.items()}
+    total = given if given is not None else 1 + max(int(c.max()) for c in found.values() if c.size)
+    for name, numbers in found.items():
+        wrong = np.flatnonzero((numbers < 0) | (numbers >= total))
+        if wrong.size:
+            split = federation[name]
+            client = int(np.searchsorted(split.offsets, wrong[0], side="right")) - 1
+            owner = "the pooled data" if split.pooled else federation.names[client]
+            raise ValueError(
+                f"Fair, split {name!r}: {owner} has group {numbers[wrong[0]]}, but groups run from 0 to {total - 1}"
+            )
+    return total
+
+
+def check_decisions(model: Callable[..., Any], x: Vector, federation: Any) -> None:
+    """Refuse a model whose output is not one number: there is no yes or no to compare."""
+    for name, split in federation.splits.items():
+        if not isinstance(split.examples, Mapping) or not {"x", "y"} <= split.examples.keys():
+            raise ValueError(f"Fair, split {name!r}: examples must be a dictionary with 'x' and 'y'")
+        out = jax.eval_shape(model, x.tree, jax.tree.map(one_example, split.examples["x"]))
+        if out.size != 1:
+            raise ValueError(
+                f"Fair: the model gives outputs of shape {out.shape}, and fairness measures compare yes/no decisions; "
+                "give it one output (labels 0 and 1)"
+            )
+
+
+def warn_of_missing(group: GroupOf, total: int, federation: Any) -> None:
+    """Clients that have no training example of a group are usual where data differ, and worth knowing of."""
+    train = federation["train"]
+    present = np.zeros((federation.clients, total), bool)
+    present[np.asarray(train.owners), codes(group, train, "Fair")] = True
+    missing = np.argwhere(~present)
+    if not missing.size:
+        return
+    client, number = missing[0]
+    nobody = np.flatnonzero(~present.any(axis=0)).tolist()
+    gone = f"; nobody has any of groups {nobody}" if nobody else ""
+    warnings.warn(
+        f"Fair: {federation.names[int(client)]} has no training example of group {number} ({len(missing)} such pairs "
+        f"of client and group{gone}); it can say nothing of that group",
+        GroupWarning,
+        stacklevel=3,
+    )
