@@ -1,5 +1,7 @@
 """Bilevel problems: exact solutions and hypergradients, both lower levels, group weights, refusals."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -263,3 +265,20 @@ def test_other_splits_are_measured_at_the_exact_solution():
     y = np.stack([task.solution(m, X) for m in range(2)])
     assert float(found["size"]) == pytest.approx(np.mean(np.sum(y**2, axis=1)), rel=1e-9)
     assert float(found["test/loss"]) == pytest.approx(float(found["objective"]), rel=1e-12)
+
+
+@pytest.mark.parametrize("chunk", [4096, 4])
+def test_means_by_client_are_the_same_in_windows_and_row_by_row(chunk):
+    rng = np.random.default_rng(0)
+    shards = [{"a": rng.normal(size=(n, 3))} for n in (4, 2, 5)]
+    rows = dataclasses.replace(fs.full_data(fs.Federation.from_clients(shards))["train"], chunk=chunk)
+    y = jnp.asarray(rng.normal(size=(3, 3)))
+    function = lambda y, e: {"p": jnp.tanh(e["a"] @ y), "v": e["a"] * y}
+    expected = [np.tanh(s["a"] @ y[i]).mean() for i, s in enumerate(shards)]
+    for way in (rows, dataclasses.replace(rows, start=None)):
+        found = way.client_means(function, y)
+        assert np.allclose(found["p"], expected, atol=1e-12)
+        assert np.allclose(found["v"], [s["a"].mean(axis=0) * y[i] for i, s in enumerate(shards)], atol=1e-12)
+        slope = jax.grad(lambda y, way=way: jnp.sum(way.client_means(function, y)["p"]))(y)
+        by_hand = [((1 - np.tanh(s["a"] @ y[i]) ** 2) @ s["a"]) / len(s["a"]) for i, s in enumerate(shards)]
+        assert np.allclose(slope, by_hand, atol=1e-12)

@@ -84,6 +84,8 @@ class Rows(eqx.Module):
     client: Array  # who owns the row
     clients: int = eqx.field(static=True)
     chunk: int = eqx.field(static=True, default=4096)
+    start: Array | None = None  # (clients,) where each client's rows begin, if they lie together and weigh the same
+    capacity: int = eqx.field(static=True, default=0)  # the most rows that a client has
 
     def mean(self, function: Callable[[PyTree], PyTree]) -> PyTree:
         """Σ_j w_j function(example_j), in chunks that fit, differentiable with as little memory."""
@@ -102,8 +104,15 @@ class Rows(eqx.Module):
     def client_means(self, function: Callable[[PyTree, PyTree], PyTree], values: PyTree) -> PyTree:
         """For every client i the mean of function(values[i], example) over its rows: stacked, in and out.
 
-        Differentiable, in chunks that fit: every row of a chunk has its client's value at hand.
+        Differentiable, in chunks that fit. A client's rows are taken together, so that a product with its value is one
+        of matrices; only where clients are of very different sizes has every row its owner's value at hand instead.
         """
+        if self.clients == 1:
+            own = jax.tree.map(lambda a: a[0], values)
+            found = eqx.tree_at(lambda rows: rows.weight, self, self.weight / jnp.sum(self.weight))
+            return jax.tree.map(lambda v: v[None], found.mean(lambda example: function(own, example)))
+        if self.start is not None and self.clients * self.capacity <= 3 * self.weight.shape[0]:
+            return self._means_of_windows(function, values)
         size = sum(int(a.size) for a in jax.tree.leaves(values)) // self.clients
         totals = self.client_weights()
         share = self.weight / totals[self.client]
@@ -116,6 +125,27 @@ class Rows(eqx.Module):
 
         scaled = eqx.tree_at(lambda rows: rows.weight, self, share)
         return scaled._over_chunks(by_client, min(self.chunk, max(1, 2**24 // max(size, 1))))
+
+    def _means_of_windows(self, function: Callable[[PyTree, PyTree], PyTree], values: PyTree) -> PyTree:
+        starts: Any = self.start
+        count = jax.ops.segment_sum(jnp.ones_like(self.client), self.client, self.clients)
+        length, last = max(1, self.chunk // self.clients), self.weight.shape[0] - 1
+
+        def part(own: PyTree, start: Array, count: Array, first: Array) -> PyTree:
+            at = first + jnp.arange(min(length, self.capacity), dtype=jnp.int32)
+            take = jnp.minimum(start + jnp.minimum(at, jnp.maximum(count - 1, 0)), last)
+            found = jax.vmap(lambda e: function(own, e))(jax.tree.map(lambda a: a[take], self.examples))
+            inside = lambda v: (at < count).reshape((-1,) + (1,) * (v.ndim - 1))
+            share = lambda v: jnp.sum(jnp.where(inside(v), v, 0), axis=0) / jnp.maximum(count, 1).astype(v.dtype)
+            return jax.tree.map(share, found)
+
+        zero = jnp.array(0, jnp.int32)
+        whole = lambda first: jax.vmap(part, in_axes=(0, 0, 0, None))(values, starts, count, first)
+        if self.capacity <= length:
+            return whole(zero)
+        some = jax.checkpoint(whole)
+        add = lambda total, first: (jax.tree.map(jnp.add, total, some(first)), None)
+        return jax.lax.scan(add, some(zero), jnp.arange(length, self.capacity, length, dtype=jnp.int32))[0]
 
     def _over_chunks(self, part: Callable[[PyTree, Array, Array], PyTree], length: int) -> PyTree:
         """The sum of part(examples, weights, owners) over chunks of this many rows."""

@@ -31,7 +31,9 @@ def rows_of(split: Split, weights: Weights, dtype: Any) -> Rows:
     share = np.full(counts.shape, 1.0 / split.size) if by_size else 1.0 / (filled.sum() * np.maximum(counts, 1))
     owners = np.asarray(split.owners)
     examples = jax.tree.map(jnp.asarray, split.examples)
-    return Rows(examples, jnp.asarray(share[owners], dtype), jnp.asarray(owners, jnp.int32), split.clients)
+    weight, owner = jnp.asarray(share[owners], dtype), jnp.asarray(owners, jnp.int32)
+    start, most = jnp.asarray(np.asarray(split.offsets)[:-1], jnp.int32), int(counts.max())
+    return Rows(examples, weight, owner, split.clients, start=start, capacity=most)
 
 
 def full_data(federation: Federation, weights: Weights = "uniform", dtype: Any = None) -> dict[str, Rows]:
