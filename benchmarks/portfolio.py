@@ -198,6 +198,7 @@ def main():
     note = (
         f"Fed-DR-SCGD on a risk-averse portfolio of {ASSETS} assets, {WORKERS} workers × {DAYS} days, batch 1, "
         f"p = {LOCAL}, {ROUNDS} rounds. Every program draws samples of its own, so final points agree in size only. "
+        "The others draw and look up two days a worker in every step, FedStrata all those of a round at once. "
         "Targets: ≥ 0.9 (JAX loop), ≥ 12 (NumPy), ≥ 35 (PyTorch)."
     )
     missing = "" if importlib.util.find_spec("torch") else "\n\nPyTorch was not installed."

@@ -257,11 +257,16 @@ class Problem(eqx.Module):
         clock: Clock | None = None,
         client: Array | int = 0,
         draws: Mapping[str, Index] | None = None,
+        samples: Mapping[str, Sample] | None = None,
     ) -> Any:
-        """This problem seen by one client through one sample; `key` is the client's key of the round."""
+        """This problem seen by one client through one sample; `key` is the client's key of the round.
+
+        draws, samples: which examples they are, or the examples themselves, where that is known already.
+        """
         clock, rule = clock or Clock.at(0, 1), sampler(batch_size)
         client = jnp.asarray(client, jnp.int32)
-        drawn = self.draws(shard, key, rule, clock, client, key) if draws is None else draws
-        samples = {s: Sample(shard[self.streams[s]].take(index), mask, index) for s, (index, mask) in drawn.items()}
+        if samples is None:
+            drawn = self.draws(shard, key, rule, clock, client, key) if draws is None else draws
+            samples = {s: Sample(shard[self.streams[s]].take(index), mask, index) for s, (index, mask) in drawn.items()}
         step_key = stream_key(key, clock.local_step, len(self.streams))
         return self.Oracle(self, shard, samples, clock, client, step_key, rule)

@@ -10,7 +10,8 @@ from jaxtyping import Array, PRNGKeyArray
 
 from fedstrata.algorithm import Algorithm, Cohort, Phase, at_time, steps_of
 from fedstrata.clock import BEGIN, END, Clock
-from fedstrata.data.sampling import Sampler
+from fedstrata.data.sampling import Index, Sampler
+from fedstrata.data.shard import Sample, Shard
 from fedstrata.memory import Pool
 from fedstrata.placement import field_of, part, placements, with_parts
 from fedstrata.random import fold_in
@@ -20,6 +21,7 @@ from fedstrata.transport.ledger import Exchange, exchanges
 from fedstrata.vector import where, widest
 
 Execution = str | int  # "vmap", "map", or the number of clients in a chunk
+AT_ONCE = 2**15  # bytes of examples (a core's nearest cache) up to which those of all steps are looked up at once
 
 
 class Setting(NamedTuple):
@@ -114,7 +116,7 @@ def _exchange(
     def client(args: tuple[Member, dict[str, Any]]) -> dict[str, Any]:
         member, copy = args
         start = with_parts(setting.template._replace(**copy), received)
-        state = _local_work(setting, number, repetition, member, cohort.clock, start, sight)
+        state = _local_work(setting, number, repetition, member, cohort, start, sight)
         return {f: part(state, f) for f in {*plan.sends, *kept}}
 
     done = over_clients(client, (this.members, copies), setting.execution)
@@ -129,7 +131,7 @@ def _exchange(
 
 
 def _local_work(
-    setting: Setting, number: int, repetition: Array, member: Member, now: Clock, start: Any, sight: ClientSight
+    setting: Setting, number: int, repetition: Array, member: Member, cohort: Cohort, start: Any, sight: ClientSight
 ) -> Any:
     problem, rule, steps = setting.problem, setting.sampler, steps_of(setting.algorithm)
     phase = setting.algorithm.phases(problem)[number]
@@ -137,23 +139,23 @@ def _local_work(
     key = member.key
     if phase.fresh:
         key = fold_in(fold_in(key, number + 1), repetition)
-    clock = lambda local_step: Clock.at(now.round, steps, local_step)
+    clock = lambda local_step: Clock.at(cohort.clock.round, steps, local_step)
     draw = lambda local_step: problem.draws(
         shard, key, rule, clock(local_step), member.id, member.lasting_key, phase.streams
     )
+    count = phase.first + jnp.arange(phase.steps, dtype=jnp.int32)
+    drawn = _drawn(problem, shard, jax.vmap(draw)(count), cohort.ids.shape[0]) if rule.ahead else None
 
-    def call(name: str, local_step: Array | int, state: Any, draws: Any) -> Any:
+    def call(name: str, local_step: Array | int, state: Any, samples: Any = None) -> Any:
         ends = {BEGIN: phase.first, END: phase.first + phase.steps - 1}
         time = clock(ends[local_step] if isinstance(local_step, int) else local_step)
-        oracle = problem.oracle(
-            shard, key, rule, clock=time, client=member.id, draws=draw(local_step) if draws is None else draws
-        )
+        draws = draw(local_step) if samples is None else None
+        oracle = problem.oracle(shard, key, rule, clock=time, client=member.id, draws=draws, samples=samples)
         function = getattr(at_time(setting.algorithm, time, setting.dtype).phases(problem)[number], name)
         return sight.call(function, oracle, start, state)
 
-    def one_step(state: Any, at: tuple[Array, Any]) -> tuple[Any, None]:
-        local_step, draws = at
-        new = call("step", local_step, state, draws)
+    def one_step(state: Any, local_step: Array) -> tuple[Any, None]:
+        new = call("step", local_step, state, drawn(local_step - phase.first) if drawn else None)
         if rule.may_idle:
             seen = [rule.seen(local_step, shard[split].count) for split in problem.streams.values()]
             new = where(jnp.sum(jnp.stack([s for s in seen if s is not None])) > 0, new, state)
@@ -161,22 +163,53 @@ def _local_work(
 
     state = start._replace(**own_start(setting, start, member.id))
     if phase.begin is not None and not _is_default(phase.begin, "local_begin"):
-        state = call("begin", BEGIN, state, None)
-    count = phase.first + jnp.arange(phase.steps, dtype=jnp.int32)
-    ahead = jax.vmap(draw)(count) if rule.ahead else None
+        state = call("begin", BEGIN, state)
     if phase.steps == 1:
-        state = one_step(state, jax.tree.map(lambda a: a[0], (count, ahead)))[0]
+        state = one_step(state, count[0])[0]
     else:
-        state = jax.lax.scan(one_step, state, (count, ahead), unroll=_unroll(state, phase.steps))[0]
+        state = jax.lax.scan(one_step, state, count, unroll=_unroll(state, phase.steps, cohort.ids.shape[0]))[0]
     if phase.end is not None and not _is_default(phase.end, "local_end"):
-        state = call("end", END, state, None)
+        state = call("end", END, state)
     return state
 
 
-def _unroll(state: Any, steps: int) -> int:
-    """Few small steps are written out: a loop of tiny kernels costs more than what it does."""
-    size = sum(int(a.size) for a in jax.tree.leaves(state))
-    return steps if steps <= 8 and size <= 4096 else 1
+def _drawn(
+    problem: Any, shard: Shard, draws: Mapping[str, Index], clients: int
+) -> Callable[[Array], dict[str, Sample]]:
+    """The samples of step i, given what was drawn for all steps.
+
+    A few small examples are looked up for all steps and streams together: XLA takes every look-up in a large array for
+    a large one and shares it between threads, at the price of several small kernels.
+    """
+    alike: dict[tuple, list[str]] = {}
+    for stream, (index, _) in draws.items():
+        alike.setdefault((problem.streams[stream], index.shape), []).append(stream)
+    one = lambda split: sum(a.nbytes // max(len(a), 1) for a in jax.tree.leaves(shard[split].examples))
+    size = clients * sum(index.size * one(problem.streams[stream]) for stream, (index, _) in draws.items())
+    together = lambda names: jnp.stack([draws[s][0] for s in names])
+    rows = {of: shard[of[0]].take(together(names)) for of, names in alike.items()} if size <= AT_ONCE else None
+
+    def at(step: Array) -> dict[str, Sample]:
+        out: dict[str, Sample] = {}
+        for of, names in alike.items():
+            for number, stream in enumerate(names):
+                index, mask = jax.tree.map(lambda a: a[step], draws[stream])
+                pick = lambda a, n=number: a[n, step]
+                examples = shard[of[0]].take(index) if rows is None else jax.tree.map(pick, rows[of])
+                out[stream] = Sample(examples, mask, index)
+        return out
+
+    return at
+
+
+def _unroll(state: Any, steps: int, clients: int) -> int:
+    """Few tiny steps are written out: a loop of tiny kernels costs more than what it does.
+
+    Not so larger ones: XLA fuses what is written out into kernels that it deems worth two threads, and waking a thread
+    costs more than such a kernel.
+    """
+    size = clients * sum(int(a.size) for a in jax.tree.leaves(state))
+    return steps if steps <= 8 and size <= 1024 else 1
 
 
 def own_start(setting: Setting, start: Any, client: Array) -> dict[str, Any]:
