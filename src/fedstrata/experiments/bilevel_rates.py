@@ -27,8 +27,8 @@ def forms() -> dict[str, "Algorithm"]:
     """All with the same steps; those that remember give a new sample the weight 0.1."""
     from fedstrata.algorithms import AnchoredBiOAcc, FedBiO, FedBiOAcc, TrackedBiO
 
-    same = {"step_size": STEP, "lower_step_size": LOWER, "local_steps": LOCAL}
-    memory = {"delta": 1.0, "momentum": WEIGHT, "lower_momentum": WEIGHT}
+    same: dict[str, Any] = {"step_size": STEP, "lower_step_size": LOWER, "local_steps": LOCAL}
+    memory: dict[str, Any] = {"delta": 1.0, "momentum": WEIGHT, "lower_momentum": WEIGHT}
     return {
         "FedBiO": FedBiO(**same),
         "FedBiOAcc": FedBiOAcc(**same, **memory),

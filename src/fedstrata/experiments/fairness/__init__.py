@@ -1,0 +1,22 @@
+"""Group fairness: Adult and German Credit among three clients, and what of li2022 (FedBiO) held.
+
+FedAvg, FedReg, FedMinMax and FCFL train a model; FedBiO, FedBiOAcc and TrackedBiO first learn a weight for every group
+on a small balanced validation set, and FedAvg then trains a model with these weights.
+"""
+
+from fedstrata.experiments.fairness import figures
+from fedstrata.experiments.fairness.experiment import EXPERIMENT
+from fedstrata.experiments.reproduction import Reproduction
+
+__all__ = ["EXPERIMENT", "REPRODUCTION"]
+
+REPRODUCTION = Reproduction(
+    paper="fedbio",
+    title="Li et al. (2022): Local Stochastic Bilevel Optimization with Momentum-Based Variance Reduction",
+    reference="li2022",
+    figures={1: figures.figure_1, 2: figures.figure_2, 3: figures.figure_3, 4: figures.figure_4},
+    scales={
+        "small": "German Credit with 1,000 steps, and Adult with 200 and I.I.D. clients only (minutes on two cores)",
+        "full": "2,000 steps, both data sets and both divisions (about half an hour on two cores)",
+    },
+)
