@@ -19,10 +19,11 @@ if TYPE_CHECKING:
 TUNING = (1000, 1001)  # seeds of the choice, which no reported run uses
 SEEDS = 10  # as many as settings, so that a grid on one seed and the report are one compiled program
 RHO = 0.1  # of AdaMFCGD: where estimates vanish its step is step_size / ρ, and that is taken from the grid
-MOMENTA = {"LocalMOML": (0.5, 0.9), "LocalSCGDM": (0.3, 0.9)}  # weights of a new value that are tried
+# Weights of a new value that are tried.
+MOMENTA = {"LocalMOML": (0.5, 0.9), "LocalSCGDM": (0.3, 0.9), "CompositionalFedNest": (0.5, 1.0)}
 OWN_MOMENTA = (0.1, 0.5)  # and for the family of MFCGD
 
-EXISTING = ("ComFedL", "LocalMOML", "LocalSCGDM")  # of the paper's Table 1; FedNest is not here yet
+EXISTING = ("ComFedL", "LocalMOML", "LocalSCGDM", "CompositionalFedNest")  # of the paper's Table 1
 THEIRS = ("MFCGD", "AdaMFCGD")
 
 
@@ -59,13 +60,23 @@ class Found(NamedTuple):
 
 def methods(local_steps: int = 5) -> dict[str, "Algorithm"]:
     """All methods for two levels; steps and weights of new values come from the grid."""
-    from fedstrata.algorithms import MFCGD, AdaMFCGD, ComFedL, FedAvg, LocalMOML, LocalSCGDM, TrackedMFCGD
+    from fedstrata.algorithms import (
+        MFCGD,
+        AdaMFCGD,
+        ComFedL,
+        CompositionalFedNest,
+        FedAvg,
+        LocalMOML,
+        LocalSCGDM,
+        TrackedMFCGD,
+    )
 
     return {
         "FedAvg": FedAvg(0.1, local_steps),
         "ComFedL": ComFedL(0.1, local_steps),
         "LocalMOML": LocalMOML(0.1, local_steps),
         "LocalSCGDM": LocalSCGDM(0.1, value_momentum=0.3, momentum=0.2, local_steps=local_steps),
+        "CompositionalFedNest": CompositionalFedNest(0.1, local_steps=local_steps),
         "MFCGD": MFCGD(0.1, local_steps),
         "AdaMFCGD": AdaMFCGD(0.1, local_steps, rho=RHO),
         "TrackedMFCGD": TrackedMFCGD(0.1, local_steps),
@@ -82,7 +93,7 @@ def compared(desk: Desk, task: Task, candidates: Mapping[str, "Algorithm"]) -> d
     for name, method in candidates.items():
         settings, given = grid(task, name), (task.build, dict(task.data), method)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", CouplingWarning)  # LocalSCGDM is run here because papers compare with it
+            warnings.simplefilter("ignore", CouplingWarning)  # LocalSCGDM and FedNest are run because papers do
             grids = {f"{task.name}_{name}_grid_{seed}": [seed] for seed in TUNING}
             tried = [desk.run(what, *given, sweep=settings, seeds=seeds, **options) for what, seeds in grids.items()]
             chosen = best(tried)
