@@ -21,7 +21,6 @@ from fedstrata.report import Comparison, compare
 from fedstrata.runtime.describe import describe
 from fedstrata.runtime.result import DivergenceWarning, Result
 from fedstrata.runtime.run import prepare
-from fedstrata.runtime.run import run as simulate
 
 
 def configure(cache: bool) -> None:
@@ -62,10 +61,11 @@ class Plan(NamedTuple):
         given["evaluate_every"] = given["evaluate_every"] or -(-(given["rounds"] or experiment.rounds) // 100)
         setup = experiment.build(**data)
         if options.algorithm is None:  # of the experiment's own methods, those that can solve this form of it
-            named = {name: method for name, method in named.items() if _able(name, method[0], setup)}
+            named = {name: method for name, method in named.items() if _able(name, method[0], experiment, setup)}
         plan = cls(experiment, named, setup, given, data)
         for name, (algorithm, _) in named.items():  # what the last method would refuse is refused before the first
-            prepare(plan.setup.problem, algorithm, plan.setup.federation, **plan.options(name), execution="vmap")
+            problem = experiment.problem_for(algorithm, setup)
+            prepare(problem, algorithm, setup.federation, **plan.options(name), execution="vmap")
         return plan
 
     def options(self, name: str) -> dict[str, Any]:
@@ -86,9 +86,9 @@ class Plan(NamedTuple):
         return json.loads(json.dumps({"experiment": own.name, **shared, "data": self.data, "methods": values}))
 
 
-def _able(name: str, algorithm: Algorithm, setup: Setup) -> bool:
+def _able(name: str, algorithm: Algorithm, experiment: Experiment, setup: Setup) -> bool:
     try:
-        algorithm.check(setup.problem)
+        algorithm.check(experiment.problem_for(algorithm, setup))
     except ValueError as error:
         print(f"warning: {name} is left out: {error}", file=sys.stderr)
         return False
@@ -103,7 +103,8 @@ def estimate(plan: Plan, as_json: bool) -> int:
     fields = ("memory_bytes", "up_bytes", "down_bytes", "seconds", "compile_seconds", "execution", "why")
     rows = []
     for name, (algorithm, _) in plan.methods.items():
-        found = guess(plan.setup.problem, algorithm, plan.setup.federation, **plan.options(name))
+        problem = plan.experiment.problem_for(algorithm, plan.setup)
+        found = guess(problem, algorithm, plan.setup.federation, **plan.options(name))
         rows.append({"method": name, **{field: getattr(found, field) for field in fields}})
     if as_json:
         print_json({"experiment": plan.experiment.name, "methods": rows})
@@ -128,9 +129,7 @@ def run(plan: Plan, folder: Folder | None, options: argparse.Namespace) -> int:
             extra |= {"resume": folder.resume}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DivergenceWarning)  # told below, in a line of its own
-            results[name] = simulate(
-                plan.setup.problem, algorithm, plan.setup.federation, **plan.options(name), **extra
-            )
+            results[name] = plan.experiment.simulate(algorithm, plan.setup, **plan.options(name), **extra)
         for note in results[name].notes:
             print(f"warning: {note}", file=sys.stderr)
         if folder is not None:
@@ -140,6 +139,7 @@ def run(plan: Plan, folder: Folder | None, options: argparse.Namespace) -> int:
         folder.write("table.md", table.markdown())
         folder.write("table.json", json.dumps(table.json(), indent=2, allow_nan=False) + "\n")
         _draw(plan, results, folder.path / "picture.png")
+        plan.experiment.pictures(results, plan.data, folder.path)
     _tell(plan, results, table, folder, options.json)
     return 3 if any(result.diverged for result in results.values()) else 0
 

@@ -89,11 +89,23 @@ class Experiment:
 
     def run(self, algorithm: "str | Algorithm", setup: Setup | None = None, **options: Any) -> "Result":
         """`fs.run` on this experiment: `get("digits").run("FedAvg", rounds=50, seeds=1)`."""
-        from fedstrata.runtime.run import run
-
         setup = self.build() if setup is None else setup
         method = self.algorithm(algorithm) if isinstance(algorithm, str) else algorithm
-        return run(setup.problem, method, setup.federation, **self.run_options(method, setup, **options))
+        return self.simulate(method, setup, **self.run_options(method, setup, **options))
+
+    def problem_for(self, algorithm: "Algorithm", setup: Setup) -> "Problem":
+        """What this algorithm is run on; an experiment may have several views of the same task."""
+        return setup.problem
+
+    def simulate(self, algorithm: "Algorithm", setup: Setup, **options: Any) -> "Result":
+        """`fs.run` with these options; an experiment may do more."""
+        from fedstrata.runtime.run import run
+
+        return run(self.problem_for(algorithm, setup), algorithm, setup.federation, **options)
+
+    def pictures(self, results: "Mapping[str, Result]", data: Mapping[str, Any], folder: Any) -> list[str]:
+        """Names of further pictures, drawn into the folder beside the usual one."""
+        return []
 
 
 def grids(

@@ -114,6 +114,7 @@ EXPERIMENT = Experiment(
         "ComFedL": SAME,
         "LocalMOML": {**SAME, "value_momentum": 0.5},
         "LocalSCGDM": {**SAME, "value_momentum": 0.9, "momentum": 0.2},
+        "CompositionalFedNest": {**SAME, "step_size": 0.006, "value_momentum": 0.5},
         "MFCGD": {**SAME, "value_momentum": 0.5},
         "AdaMFCGD": {**SAME, "step_size": 0.0054, "value_momentum": 0.5},
         "TrackedMFCGD": {**SAME, "step_size": 0.002, "value_momentum": 0.1},

@@ -90,8 +90,9 @@ class Bilevel(CompositeProblem):
     steps (from `start`) to a gradient of `tolerance` (None: 1e-9 in double precision, else 1e-5), and
     $\partial_x f - \partial^2_{xy} g \, (\partial^2_{yy} g)^{-1} \partial_y f$ by a Cholesky factor, or by conjugate
     gradients where y has more than 512 numbers. For that g must be strongly convex in y, which is checked at the start
-    values. strongly_convex=False leaves the check out (a neural network below): what is recorded then belongs to the
-    stationary point that Newton's method finds, if it finds one.
+    values. strongly_convex=False leaves the check out: what is recorded then belongs to the stationary point that
+    Newton's method finds, if it finds one. exact=False solves nothing (a neural network below, or many records): the
+    recorded objective is then the upper one at the y that the clients hold, and there is no stationarity.
 
     >>> import jax.numpy as jnp
     >>> ridge = lambda x, y, e: (e["a"] @ y - e["b"]) ** 2 + jnp.exp(x) * y @ y
@@ -112,6 +113,7 @@ class Bilevel(CompositeProblem):
     tolerance: float | None = eqx.field(default=None, static=True)
     newton_steps: int = eqx.field(default=50, static=True)
     strongly_convex: bool = eqx.field(default=True, static=True)
+    exact: bool = eqx.field(default=True, static=True)
     when_not_finite: str = eqx.field(default="", static=True)
     curvature: Any = None  # smallest and largest of g at the start, set by `bind`; an array, so no program hangs on it
 
@@ -171,6 +173,8 @@ class Bilevel(CompositeProblem):
         return super().stationarity(x, full, gradient)
 
     def evaluate(self, x: Vector, full: Full, smooth: tuple[Array, Vector] | None = None) -> dict[str, Array]:
+        if not self.exact:
+            return {}  # `observed` says what there is to say
         found = super().evaluate(x, full, smooth)
         if isinstance(self.regularizer, Zero):
             found = {n: v for n, v in found.items() if n not in ("loss", "regularizer", "subdifferential_distance")}
@@ -194,7 +198,8 @@ class Bilevel(CompositeProblem):
         """The upper objective at given y, one for each client (or one), and how far y is from solving the lower one."""
         slope = jax.grad(lambda y: jnp.sum(self._each(self.lower, x, y, full, self.lower_split)))(y)
         squares = sum(jnp.sum(jnp.square(a).reshape(a.shape[0], -1), axis=1) for a in jax.tree.leaves(slope.tree))
-        return {"upper": self._upper(x, y, full), "lower_residual": jnp.sqrt(jnp.max(squares))}
+        found = {"upper": self._upper(x, y, full), "lower_residual": jnp.sqrt(jnp.max(squares))}
+        return found if self.exact else {"objective": found["upper"], **found}
 
     def _upper(self, x: Vector, y: Vector, full: Full) -> Array:
         return self._mean(self.upper, x, y, full, self.upper_split)
@@ -249,8 +254,8 @@ class Bilevel(CompositeProblem):
         from fedstrata.runtime.prepare import rows_of
 
         split = federation[self.lower_split]
-        if min(split.counts) < 1:
-            return self  # refused elsewhere, by name
+        if min(split.counts) < 1 or not (self.exact or self.strongly_convex):
+            return self  # refused elsewhere, by name; or nothing is to be known
         rows = rows_of(split, "uniform", ravel_pytree(self.lower_start().tree)[0].dtype)
         small, large = jax.device_get(_curvature(self, x, {self.lower_split: rows}))
         worst = int(small.argmin())

@@ -104,7 +104,8 @@ def measure(
 ) -> tuple[Vector, dict[str, Array]]:
     """The solution and everything that is recorded about it."""
     x = algorithm.solution(world.problem, show_server(shared))
-    smooth = world.problem.smooth(x, world.full) if plan.stationarity else None
+    known = getattr(world.problem, "exact", True)  # a problem may be too costly to solve
+    smooth = world.problem.smooth(x, world.full) if plan.stationarity and known else None
     out = world.problem.evaluate(x, world.full, smooth)
     if smooth is not None:
         out |= algorithm.diagnose(world.problem, show_server(shared), x, smooth[1])

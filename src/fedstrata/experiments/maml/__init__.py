@@ -21,6 +21,7 @@ EXPERIMENT = Experiment(
         "ComFedL": SAME,
         "LocalMOML": {**SAME, "value_momentum": 0.5},
         "LocalSCGDM": {**SAME, "value_momentum": 0.9, "momentum": 0.2},
+        "CompositionalFedNest": {**SAME, "step_size": 0.06, "value_momentum": 1.0},
         "MFCGD": {**SAME, "value_momentum": 0.5},
         "AdaMFCGD": {**SAME, "step_size": 0.054, "value_momentum": 0.5},
         "TrackedMFCGD": {**SAME, "value_momentum": 0.5},
