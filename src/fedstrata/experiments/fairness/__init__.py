@@ -16,7 +16,7 @@ REPRODUCTION = Reproduction(
     reference="li2022",
     figures={1: figures.figure_1, 2: figures.figure_2, 3: figures.figure_3, 4: figures.figure_4},
     scales={
-        "small": "German Credit with 1,000 steps, and Adult with 200 and I.I.D. clients only (minutes on two cores)",
-        "full": "2,000 steps, both data sets and both divisions (about half an hour on two cores)",
+        "small": "German Credit with 1,000 steps, Adult with 200 and I.I.D. clients only (five minutes on two cores)",
+        "full": "2,000 steps, both data sets and both divisions (about 25 minutes on two cores)",
     },
 )

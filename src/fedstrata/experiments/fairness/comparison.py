@@ -26,6 +26,7 @@ CRITERION = "valid/log_loss"
 MEASURES = {"test/accuracy": "test accuracy", "eq_opp": "train EqOpp", "test/eq_opp": "test EqOpp"}
 COLUMNS = (*MEASURES, CRITERION, "test/eq_opp_zero", "test/mean_gap_zero", "bytes_up", "samples")
 RECORDS = 40
+EQUAL = 0.5  # the weights at the start
 
 
 class Task(NamedTuple):
@@ -101,14 +102,17 @@ def curves(desk: Desk, task: Task, name: str, like: str | None = None) -> tuple[
     return histories[0]["round"][0], np.concatenate([history["objective"] for history in histories])
 
 
-def exact_ends(desk: Desk, task: Task, name: str) -> np.ndarray:
-    """The exact outer loss at the end of every reported run."""
+def exact_ends(desk: Desk, task: Task, name: str | None = None) -> np.ndarray:
+    """The exact outer loss at the end of every reported run of a method; without a name, of equal weights."""
     from fedstrata.experiments.fairness.exact import outer_loss
 
-    step, out = tuned(desk, task, name), []
+    about, out = DATA[task.data], []
+    step = tuned(desk, task, name) if name else None
     for split in SPLITS:
-        weights = last_weights(task, _run(desk, task, name, split, step))
-        out.append(outer_loss(divided(task.data, task.iid, split, DATA[task.data].validation), weights, L2))
+        weights = np.full(about.groups, EQUAL)
+        if name is not None and step is not None:
+            weights = last_weights(task, _run(desk, task, name, split, step))
+        out.append(outer_loss(divided(task.data, task.iid, split, about.validation), weights, L2))
     return np.array(out)
 
 

@@ -71,6 +71,7 @@ def _outer_loss(desk: Desk, number: int, data: str) -> Outcome:
         seen[task] = {name: curves(desk, task, name) for name in methods.BILEVEL}
         alike[task] = curves(desk, task, "FedBiOAcc", like="FedBiO")[1]
         exact[task] = {name: exact_ends(desk, task, name) for name in methods.BILEVEL}
+        exact[task]["equal weights"] = exact_ends(desk, task)
     panels = [panel(task, lines) for panel in (_curves, _differences) for task, lines in seen.items()]
     title = f"Outer loss, {RUNS}"
     path = draw(panels, title, desk.folder / f"figure_{number}.png", columns=len(seen))
@@ -85,5 +86,5 @@ def _curves(task: Task, lines: dict[str, Any]) -> Panel:
 def _differences(task: Task, lines: dict[str, Any]) -> Panel:
     """Divisions differ more than methods do: what a method changes is seen run by run."""
     _, base = lines["FedBiO"]
-    shown = {name: Line(rounds, values - base) for name, (rounds, values) in lines.items() if name != "FedBiO"}
+    shown = {name: Line(rounds, values - base) for name, (rounds, values) in lines.items()}
     return Panel("the same, less FedBiO's of the same run", shown, up="difference", log=False)

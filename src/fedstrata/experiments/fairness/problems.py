@@ -39,7 +39,7 @@ class Counted(Fair):
 
 
 class Followed(GroupWeights):
-    """`fair.learn_weights` with only that recorded which costs next to nothing: for runs with many records.
+    """`fair.learn_weights(exact=False)` with only that recorded which costs next to nothing: for many records.
 
     objective: the upper loss at the models that the clients hold at the time, and not at the exact solutions of their
     lower problems. weight_0, weight_1 …: the weights, from which the exact objective can be had later.
@@ -48,9 +48,6 @@ class Followed(GroupWeights):
     @classmethod
     def of(cls, problem: GroupWeights) -> "Followed":
         return cls(**{field.name: getattr(problem, field.name) for field in dataclasses.fields(problem)})
-
-    def evaluate(self, x: Vector, full: Full, smooth: Any = None) -> dict[str, Array]:
-        return {}
 
     def observed(self, x: Vector, y: Vector, full: Full) -> dict[str, Array]:
         weights = self.weights(x)

@@ -51,15 +51,16 @@ def model_task(
 
 def weight_task(data: str, iid: bool, split: int, validation: int = 0, l2: float = L2) -> Setup:
     """The first stage of the bilevel methods: find the weights."""
-    from fedstrata.experiments.fairness.problems import Followed
-
     fair, federation = model_task(data, iid, split, validation=validation, l2=l2)
-    return Setup(Followed.of(to_weights(fair)), federation)
+    return Setup(to_weights(fair), federation)
 
 
 def to_weights(fair: Any) -> Any:
     """The bilevel problem; weights are σ(x), and start at 1/2, all clients' models at zero."""
-    return fair.learn_weights(fair.loss.model.init(), link="sigmoid", allow_missing=True)
+    from fedstrata.experiments.fairness.problems import Followed
+
+    start = fair.loss.model.init()
+    return Followed.of(fair.learn_weights(start, link="sigmoid", allow_missing=True, exact=False))
 
 
 def chosen(data: str) -> str:
