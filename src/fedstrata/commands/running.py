@@ -147,7 +147,7 @@ def run(plan: Plan, folder: Folder | None, options: argparse.Namespace) -> int:
 def _files(plan: Plan) -> list[str]:
     suffixes = (".jsonl",) if plan.model is None else (".jsonl", ".npz")
     kept = [f"{name}{suffix}" for name in plan.methods for suffix in suffixes]
-    return ["config.json", *kept, "table.md", "table.json", "picture.png"]
+    return ["config.json", *kept, "table.md", "table.json", "picture.png", *plan.experiment.more_files]
 
 
 def _keep(result: Result, plan: Plan, folder: Folder) -> None:

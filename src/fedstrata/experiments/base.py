@@ -40,6 +40,7 @@ class Experiment:
     cohort: int | None = None
     seeds: int = 3
     panels: tuple[str, ...] = ("objective", "test/accuracy")  # columns to draw and to show in the short table
+    more_files: tuple[str, ...] = ()  # names of what `pictures` draws
     grids: Mapping[str, Mapping[str, tuple[float, ...]]] = field(default_factory=dict)  # for `experiments.tuning`
 
     def options(self) -> dict[str, Any]:
@@ -103,9 +104,8 @@ class Experiment:
 
         return run(self.problem_for(algorithm, setup), algorithm, setup.federation, **options)
 
-    def pictures(self, results: "Mapping[str, Result]", data: Mapping[str, Any], folder: Any) -> list[str]:
-        """Names of further pictures, drawn into the folder beside the usual one."""
-        return []
+    def pictures(self, results: "Mapping[str, Result]", data: Mapping[str, Any], folder: Any) -> None:
+        """Draw `more_files` into the folder, beside the usual picture."""
 
 
 def grids(

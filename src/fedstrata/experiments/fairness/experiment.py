@@ -35,7 +35,7 @@ class Fairness(TwoStage):
     def to_weights(self, problem: Any) -> "Problem":
         return to_weights(problem)
 
-    def pictures(self, results: "Mapping[str, Result]", data: Mapping[str, Any], folder: Any) -> list[str]:
+    def pictures(self, results: "Mapping[str, Result]", data: Mapping[str, Any], folder: Any) -> None:
         """Accuracy against fairness, beside the usual picture."""
         from fedstrata.experiments.fairness.pareto import Cloud, pareto
 
@@ -45,7 +45,6 @@ class Fairness(TwoStage):
         title = f"Fairness, {name}, {'I.I.D.' if iid else 'non-I.I.D.'} clients"
         note = "means and 95 % intervals over seeds; grey: methods that no other beats in both"
         pareto([Cloud("", points)], title, Path(folder) / "pareto.png", note)
-        return ["pareto.png"]
 
 
 EXPERIMENT = Fairness(
@@ -58,4 +57,5 @@ EXPERIMENT = Fairness(
     methods={name: methods.settings(name, STEP, ROUNDS * methods.LOCAL_STEPS) for name in methods.METHODS},
     common={"step_size": STEP, "local_steps": methods.LOCAL_STEPS, "lower_step_size": STEP},
     panels=("test/eq_opp", "test/accuracy"),
+    more_files=("pareto.png",),
 )

@@ -23,15 +23,18 @@ DATA = {
 }
 
 
-def build(data: str = "auto", iid: bool = True, validation: int = 0, l2: float = L2, split: int = 0) -> Setup:
+def build(
+    data: str = "auto", iid: bool = True, validation: int = 0, l2: float = L2, split: int = 0, hidden: int = 0
+) -> Setup:
     """A logistic model on three clients' data; the groups are Adult's races or German Credit's sexes and states.
 
     data: "adult", "german_credit", "synthetic" (3 groups, needs no files) or "auto", which takes German Credit if its
     files are there. iid: rows dealt at random; otherwise every group is cut 2:2:6. validation: rows of each group and
     client in the balanced split (0: 20 for Adult, 5 for German Credit, 10). l2: of the model. split: the seed of all
-    that is random about the division (who gets the large shares repeats after 4).
+    that is random about the division (who gets the large shares repeats after 4). hidden: units of a hidden layer, for
+    the two-layer network that li2022's appendix speaks of; its lower problem is not convex, so 0 is the sound choice.
     """
-    return model_task(data, iid, split, validation=validation, l2=l2)
+    return model_task(data, iid, split, validation=validation, l2=l2, hidden=hidden)
 
 
 def model_task(
@@ -41,11 +44,12 @@ def model_task(
     weights: tuple[float, ...] | list[float] | None = None,
     validation: int = 0,
     l2: float = L2,
+    hidden: int = 0,
 ) -> Setup:
     """What FedAvg, FedReg, FedMinMax and FCFL solve; with weights, the second stage of the bilevel methods."""
     name = chosen(data)
     federation = divided(name, iid, split, validation or DATA[name].validation)
-    fair = _fair(federation.features, DATA[name].groups, l2)
+    fair = _fair(federation.features, DATA[name].groups, l2, hidden)
     return Setup(fair if weights is None else fair.weighted(weights), federation)
 
 
@@ -56,10 +60,12 @@ def weight_task(data: str, iid: bool, split: int, validation: int = 0, l2: float
 
 
 def to_weights(fair: Any) -> Any:
-    """The bilevel problem; weights are σ(x), and start at 1/2, all clients' models at zero."""
+    """The bilevel problem; weights are σ(x), and start at 1/2, all clients' models alike (a linear one at zero)."""
+    import jax
+
     from fedstrata.experiments.fairness.problems import Followed
 
-    start = fair.loss.model.init()
+    start = fair.loss.model.init(jax.random.key(0))
     return Followed.of(fair.learn_weights(start, link="sigmoid", allow_missing=True, exact=False))
 
 
@@ -91,11 +97,11 @@ def _table(name: str) -> Any:
 
 
 @lru_cache(maxsize=8)
-def _fair(features: tuple[str, ...], groups: int, l2: float) -> Any:
+def _fair(features: tuple[str, ...], groups: int, l2: float, hidden: int) -> Any:
     """One object for all runs on the same data: what compiles is then found again."""
     from fedstrata.experiments.fairness.problems import Counted
-    from fedstrata.models import Linear
+    from fedstrata.models import MLP, Linear
     from fedstrata.problems.losses import Classification
 
-    loss = Classification(Linear(len(features)), l2)
+    loss = Classification(MLP((len(features), hidden, 1)) if hidden else Linear(len(features)), l2)
     return Counted(loss, group="group", groups=groups, metrics={"log_loss": loss.data_loss})
