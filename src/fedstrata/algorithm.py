@@ -217,6 +217,14 @@ def at_time(algorithm: Algorithm, clock: Clock, dtype: Any) -> Any:
     return dataclasses.replace(algorithm, **now) if now else algorithm
 
 
+def oracle_of(cls: type[Algorithm]) -> type | None:
+    """The oracle type that an algorithm asks for: in its local step, or in the steps of its phases."""
+    names = ("local_step", *(name for owner in cls.__mro__ for name in vars(owner)))
+    steps = (step for name in names if "oracle" in getattr(step := getattr(cls, name, None), "__annotations__", {}))
+    found = (oracle_needed(step) for step in steps if step is not None)
+    return next((kind for kind in found if isinstance(kind, type) and kind is not Any), None)
+
+
 def oracle_needed(step: Callable[..., Any]) -> type | None:
     """The oracle type that a step asks for, read from its annotation."""
     step = step.func if isinstance(step, partial) else step

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import fedstrata as fs
-from fedstrata.algorithm import oracle_needed, reals
+from fedstrata.algorithm import oracle_of, reals
 from fedstrata.experiments import Setup, get, lasso
 from fedstrata.report import History
 from fedstrata.runtime.checkpoint import Checkpoints
@@ -69,7 +69,7 @@ def test_every_algorithm_runs_by_name(name, answer):
     fair = ("fairness", "--data", "data=synthetic", "--quiet", "--no-cache")
     tasks = [(fs.Average, SMALL), (fs.Regularized, ("lasso", *SMALL[1:])), (fs.Nested, nested)]
     tasks += [(fs.Bilevel, two), (fs.Fair, fair)]
-    task = next(words for problem, words in tasks if issubclass(problem.Oracle, oracle_needed(cls.local_step)))
+    task = next(words for problem, words in tasks if issubclass(problem.Oracle, oracle_of(cls)))
     task = (*task, "--data", "inner=client") if task is nested and cls.solves == "client" else task
     task = (*task, "--data", "lower_level=global") if task is two and cls.solves == "global" else task
     value = next(iter(reals(cls)))

@@ -233,7 +233,7 @@ def verdicts(outcome: Outcome) -> list[str]:
 def test_every_method_gets_as_many_settings_of_the_same_range_and_fresh_seeds(tmp_path):
     desk = Pretend(tmp_path, BASE)
     figures.figure_2(desk)
-    assert len(desk.asked) == 21
+    assert len(desk.asked) == 24
     tried = [asked for number, asked in enumerate(desk.asked) if number % 3 < 2]
     for method, sweep, seeds in tried:
         assert np.prod([len(values) for values in sweep.values()]) == 10

@@ -299,7 +299,7 @@ def test_without_files_the_data_are_made_up(monkeypatch, tmp_path):
 
 
 def test_figures_are_known_by_number():
-    assert [*reproductions()["fedbio"].figures] == [1, 2, 3, 4]
+    assert [*reproductions()["fedbio"].figures] == [1, 2, 3, 4, 5]
 
 
 def test_pareto_draws_and_finds_the_front(tmp_path):

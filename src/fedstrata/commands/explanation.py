@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedstrata.algorithm import Algorithm, Range, oracle_needed, reals
+from fedstrata.algorithm import Algorithm, Range, oracle_of, reals
 from fedstrata.commands import papers
 from fedstrata.commands.latex import formulas, readable
 from fedstrata.data import Federation
@@ -105,7 +105,7 @@ def traffic(cls: type[Algorithm], size: int, cohort: int) -> dict[str, Any] | No
     x = Vector(jax.ShapeDtypeStruct((size,), jnp.float32))
     loss = lambda w, example: 0.5 * jnp.sum((w - example["x"]) ** 2)
     problems = [Average(loss), Regularized(loss, Zero()), two_levels(x), Fair(loss, groups=2), below(x)]
-    needed = oracle_needed(cls.local_step)
+    needed = oracle_of(cls)
     fitting = [p for p in problems if isinstance(needed, type) and issubclass(p.Oracle, needed)]
     problem = fitting[0] if fitting else problems[0]
     try:

@@ -74,6 +74,6 @@ EXPERIMENT = Experiment(
         "AnchoredBiOAcc": {**SAME, "delta": 1.0, "momentum": 0.05, "lower_momentum": 0.05},
         "TrackedBiO": SAME,
     },
-    common=SAME,
+    common={**SAME, "neumann_step": 0.2},
     panels=("stationarity",),
 )

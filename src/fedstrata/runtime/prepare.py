@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedstrata.algorithm import Algorithm, oracle_needed
+from fedstrata.algorithm import Algorithm, oracle_needed, oracle_of
 from fedstrata.data.federation import Federation, Split
 from fedstrata.data.sampling import Balanced, Epochs, Sampler, Whole
 from fedstrata.errors import unknown
@@ -89,7 +89,7 @@ def solvers(problem: Problem) -> list[str]:
     """The library's algorithms whose steps ask for an oracle that this problem has."""
     from fedstrata.algorithms import known
 
-    asks = {name: oracle_needed(cls.local_step) for name, cls in known().items()}
+    asks = {name: oracle_of(cls) for name, cls in known().items()}
     return [name for name, needed in asks.items() if isinstance(needed, type) and issubclass(problem.Oracle, needed)]
 
 

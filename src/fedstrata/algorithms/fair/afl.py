@@ -13,8 +13,9 @@ class AFL(Algorithm):
     r"""Agnostic federated learning: gradient descent on the model, projected ascent on the weights of the clients.
 
     $$ x \gets x - \eta \sum_i \lambda_i \nabla f_i(x; \xi_i), \qquad
-       \lambda \gets P_\Delta\big( \lambda + \gamma \, (f_1(x; \xi_1), \dots, f_N(x; \xi_N)) \big), \qquad
-       \Delta = \{ \lambda \ge 0, \; \textstyle\sum_i \lambda_i = 1 \} $$
+       \lambda \gets P_\Delta\big( \lambda + \gamma \, (f_1(x; \xi_1), \dots, f_N(x; \xi_N)) \big) $$
+
+    with $P_\Delta$ the projection to weights that are not negative and sum to one.
 
     step_size: η. weight_step_size: γ. average_iterates: the solution is the mean of all x so far, for which the theory
     holds, instead of the last x.
@@ -38,7 +39,7 @@ class AFL(Algorithm):
     """
 
     step_size: float = real(above=0)
-    weight_step_size: float = real(above=0)
+    weight_step_size: float = real(0.1, above=0)
     average_iterates: bool = False
     local_steps: ClassVar[int] = 1
 

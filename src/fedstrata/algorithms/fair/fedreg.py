@@ -13,7 +13,7 @@ class FedReg(FedAvg):
     $$ x_i \gets x_i - \eta \, \nabla \big( f_i(x_i; \xi_i) + \lambda D_i(x_i; \xi_i) \big) \quad (Q \text{ times from }
        x), \qquad x \gets \sum_i p_i x_i $$
     $$ D_i(x; \xi) = \max_a m_a - \min_a m_a, \qquad
-       m_a = \operatorname{mean} \{ \sigma(s \, z_x(\xi_j)) : \xi_j \text{ of group } a \text{ with label } 1 \} $$
+       m_a = \operatorname{mean} \, \sigma(s \, z_x(\xi_j)) \text{ over } \xi_j \text{ of group } a \text{, label } 1 $$
 
     step_size: η. local_steps: Q. strength: λ; 0 is FedAvg. sharpness: s, by which the logit z is multiplied before the
     sigmoid; 1 is the probability that the model gives, 10 (as in FCFL's code) is nearer to its decisions.
