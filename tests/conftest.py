@@ -1,6 +1,9 @@
 """The whole suite runs in float64, without implicit dtype or rank promotion."""
 
+import atexit
 import os
+import shutil
+import tempfile
 from importlib.metadata import version
 
 # Test programs are tiny and many: compiling them fast matters more than running them fast. XLA refuses flags that it
@@ -12,6 +15,15 @@ os.environ["XLA_FLAGS"] = "--xla_backend_optimization_level=0 --xla_llvm_disable
 import jax
 import pytest
 
+# Tests build the same programs again and again from new functions. What is compiled is found again in a folder of the
+# worker's own (two writers of one could meet half a file), which the first process makes and removes.
+if "FEDSTRATA_TEST_CACHE" not in os.environ:
+    os.environ["FEDSTRATA_TEST_CACHE"] = tempfile.mkdtemp(prefix="fedstrata-tests-")
+    atexit.register(shutil.rmtree, os.environ["FEDSTRATA_TEST_CACHE"], ignore_errors=True)
+_CACHE = os.path.join(os.environ["FEDSTRATA_TEST_CACHE"], os.environ.get("PYTEST_XDIST_WORKER", "main"))
+jax.config.update("jax_compilation_cache_dir", _CACHE)
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")

@@ -22,8 +22,10 @@ def command(tmp_path, monkeypatch, capsys):
         captured = capsys.readouterr()
         return code, captured.out, captured.err
 
+    before = jax.config.jax_compilation_cache_dir
+    compilation_cache.reset_cache()
     yield call
-    jax.config.update("jax_compilation_cache_dir", None)  # a command keeps compiled programs; later tests should not
+    jax.config.update("jax_compilation_cache_dir", before)  # a command keeps compiled programs in a folder of its own
     compilation_cache.reset_cache()
 
 

@@ -268,8 +268,8 @@ def test_means_over_clients_and_evaluations_ask_for_full_precision():
     job = prepare(task.problem, fs.FedAvg(0.1), task.federation, rounds=1, params=np.zeros(3), batch_size="all")
     cohort = cohort_at(job.world, fs.FedAvg(0.1), job.keys[0], jnp.array(0), jnp.float32)
     mean = jax.make_jaxpr(lambda a: weighted_mean(a, cohort))(jnp.zeros((4, 3), jnp.float32))
-    shared = jax.tree.map(lambda a: a[0], job.begin()[0].shared)
-    found = jax.make_jaxpr(lambda s: measure(job.world, fs.FedAvg(0.1), job.plan, s))(shared)
+    carry = jax.tree.map(lambda a: a[0], job.begin()[0])
+    found = jax.make_jaxpr(lambda c: measure(job.world, fs.FedAvg(0.1), job.plan, c.shared, c.local))(carry)
     for program in (mean, found):
         wanted = [line for line in str(program).splitlines() if "precision" in line]
         assert wanted
