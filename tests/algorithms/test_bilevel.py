@@ -101,8 +101,7 @@ def test_with_clients_alike_fedbioacc_is_fedbio_with_its_steps():
 DIFFERENT = [quadratic(clients=4, rows=1, seed=seed) for seed in (1, 2)]
 
 
-@pytest.mark.parametrize("steps", [5, 10])
-@pytest.mark.parametrize("task", DIFFERENT, ids=["1", "2"])
+@pytest.mark.parametrize(("task", "steps"), [(DIFFERENT[0], 5), (DIFFERENT[1], 10)], ids=["5", "10"])
 def test_where_methods_end_when_clients_differ(task, steps):
     error = lambda method: np.abs(end(task, method, 6000 // steps) - task.optimum()).max()
     whole, half = error(FedBiO(ETA, GAMMA, steps)), error(FedBiO(ETA / 2, GAMMA, steps))

@@ -109,7 +109,7 @@ def logistic(link, **options):
     return fair.learn_weights(start, link, **options), data
 
 
-@pytest.mark.parametrize("link", ["sigmoid", "literal", "box"])
+@pytest.mark.parametrize("link", ["sigmoid", "literal"])
 def test_group_weights_have_the_hypergradient_of_finite_differences(link):
     problem, data = logistic(link)
     full = fs.full_data(data)

@@ -9,10 +9,12 @@ from fedstrata.runtime import round as rounds
 from references import least_squares, nested
 
 
-@pytest.mark.parametrize("sampling", ["replacement", "epochs"])
 @pytest.mark.parametrize(
-    ("task", "method"),
-    [(least_squares(), fs.Scaffold(0.05, 3)), (nested("global"), fs.FedDRSCGD(0.02, 0.2, 3))],
+    ("task", "method", "sampling"),
+    [
+        (least_squares(), fs.Scaffold(0.05, 3), "epochs"),
+        (nested("global"), fs.FedDRSCGD(0.02, 0.2, 3), "replacement"),
+    ],
     ids=["average", "nested"],
 )
 def test_looking_up_a_round_at_once_changes_nothing(task, method, sampling, monkeypatch):
