@@ -80,7 +80,7 @@ class FedBiO(LocalLowerMethod):
 
         >>> method = FedBiO.theory(steps=1000, local_steps=5, mu=1.0, smoothness=2.0, h_smoothness=3.0)
         >>> method.lower_step_size, round(method.step_size, 6)
-        (0.45, 0.000175)
+        (0.45, 0.000249)
         """
         for name, value in {"steps": steps, "mu": mu, "smoothness": smoothness, "h_smoothness": h_smoothness}.items():
             if not value > 0:

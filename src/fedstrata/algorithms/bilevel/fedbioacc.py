@@ -133,7 +133,7 @@ class FedBiOAcc(LocalLowerMethod):
 
         >>> method = FedBiOAcc.theory(clients=4, sigma=1.0, mu=1.0, smoothness=2.0, h_smoothness=3.0, rho=1.0)
         >>> round(method.delta, 4), round(method.momentum * method.alpha(1.0) ** 2, 4) <= 1
-        (0.84, True)
+        (0.8399, True)
         """
         given = {"clients": clients, "sigma": sigma, "mu": mu, "smoothness": smoothness, "h_smoothness": h_smoothness}
         for name, value in given.items():
