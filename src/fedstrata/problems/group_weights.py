@@ -75,10 +75,10 @@ class Weighted(eqx.Module):
 class Unweighted(eqx.Module):
     """The upper objective: the loss, without weights and l2 term."""
 
-    fair: Fair
+    loss: Any  # something with a `data_loss`
 
     def __call__(self, x: PyTree, theta: PyTree, example: PyTree) -> Array:
-        return self.fair.data_loss(theta, example)
+        return self.loss.data_loss(theta, example)
 
 
 class AtModel(eqx.Module):
@@ -91,13 +91,13 @@ class AtModel(eqx.Module):
 
 
 class Same(eqx.Module):
-    """Start values of x: one number for every group."""
+    """Start values of x: one number for every weight."""
 
-    groups: int = eqx.field(static=True)
+    size: int = eqx.field(static=True)
     value: float = eqx.field(static=True)
 
     def init(self, key: PRNGKeyArray, dtype: Any = None) -> Array:
-        return jnp.full((self.groups,), self.value, dtype)
+        return jnp.full((self.size,), self.value, dtype)
 
 
 def learn_weights(

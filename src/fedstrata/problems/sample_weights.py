@@ -5,10 +5,11 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, PRNGKeyArray, PyTree
+from jaxtyping import Array, PyTree
 
 from fedstrata.problems.average import Average
 from fedstrata.problems.bilevel import Bilevel
+from fedstrata.problems.group_weights import AtModel, Same, Unweighted
 from fedstrata.problems.losses import Loss
 from fedstrata.vector import Vector
 
@@ -54,10 +55,10 @@ class SampleWeighted(Average):
         """
         held: Any = self.loss
         start = jax.tree.map(jnp.zeros_like, held.loss.model.init(jax.random.key(0)))
-        metrics = {name: _AtModel(metric) for name, metric in held.metrics.items()}
+        metrics = {name: AtModel(metric) for name, metric in held.metrics.items()}
         metrics |= {"weight_of_right": _MeanWeight(0), "weight_of_wrong": _MeanWeight(1)}
-        above, below = _Upper(held.loss), _Lower(held.loss)
-        return ExampleWeights(above, below, start, metrics=metrics, model=_Zeros(held.weights.shape[0]), **options)
+        above, below = Unweighted(held.loss), _Lower(held.loss)
+        return ExampleWeights(above, below, start, metrics=metrics, model=Same(held.weights.shape[0], 0.0), **options)
 
 
 class ExampleWeights(Bilevel):
@@ -67,25 +68,11 @@ class ExampleWeights(Bilevel):
         return jax.nn.sigmoid(x.tree if isinstance(x, Vector) else x)
 
 
-class _Upper(eqx.Module):
-    loss: Loss
-
-    def __call__(self, x: PyTree, theta: PyTree, example: PyTree) -> Array:
-        return self.loss.data_loss(theta, example)
-
-
 class _Lower(eqx.Module):
     loss: Loss
 
     def __call__(self, x: PyTree, theta: PyTree, example: PyTree) -> Array:
         return weighted(self.loss, jax.nn.sigmoid(x), theta, example)
-
-
-class _AtModel(eqx.Module):
-    metric: Any
-
-    def __call__(self, x: PyTree, theta: PyTree, example: PyTree) -> Array:
-        return self.metric(theta, example)
 
 
 class _MeanWeight(eqx.Module):
@@ -96,13 +83,6 @@ class _MeanWeight(eqx.Module):
     def __call__(self, x: PyTree, theta: PyTree, example: PyTree) -> Array:
         at = jnp.maximum(example["id"], 0)
         return jnp.where(example["wrong"] == self.wrong, jax.nn.sigmoid(x)[at], 0)
-
-
-class _Zeros(eqx.Module):
-    size: int = eqx.field(static=True)
-
-    def init(self, key: PRNGKeyArray, dtype: Any = None) -> Array:
-        return jnp.zeros((self.size,), dtype)
 
 
 def weighted(loss: Loss, weights: Array, params: PyTree, example: PyTree) -> Array:
