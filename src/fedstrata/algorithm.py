@@ -109,6 +109,7 @@ class Algorithm(eqx.Module):
     State: ClassVar[Any]
     merge_at_init: ClassVar[bool] = False  # merge what `init_client` made of the first cohort, before round 0
     centralised: ClassVar[bool] = False  # runs on the pooled data of all clients, and sends nothing
+    privacy: ClassVar[str] = ""  # what its messages reveal beyond what placements say
     if not TYPE_CHECKING:  # a type checker would take it for the first field of every algorithm; see `steps_of`
         local_steps: eqx.AbstractVar[int]
 
@@ -122,6 +123,14 @@ class Algorithm(eqx.Module):
     def server_start(self, problem: Any, merged: Any, cohort: Cohort) -> Any:
         """Once, after the merge of `merge_at_init`."""
         return merged
+
+    def client_start(self, oracle: Any, start: Any, state: Any) -> Any:
+        """Once on every client, after the merge of `merge_at_init`, before round 0.
+
+        `start` has what was merged, `state` is the client's own as `init_client` left it. What it changes of Pooled
+        fields is pooled once more.
+        """
+        return state
 
     def local_begin(self, oracle: Any, start: Any, state: Any) -> Any:
         """Once a round, before the first local step."""

@@ -44,6 +44,25 @@ class Pool(eqx.Module):
         valid = put(self.valid, jnp.ones((count,), bool))
         return Pool(jax.tree.map(put, self.rows, rows), self.client, valid, self.capacity, self.history)
 
+    def keep(self, chosen: Array, first: Array, rows: PyTree) -> "Pool":
+        """A sample of a longer series: row p is number chosen[p] of it, and `rows` are its numbers from `first` on."""
+        count = jax.tree.leaves(rows)[0].shape[0]
+        here = (chosen >= first) & (chosen < first + count)
+        at = jnp.clip(chosen - first, 0, count - 1)
+        wide = lambda a: here.reshape((-1,) + (1,) * (a.ndim - 1))
+        put = lambda old, new: jnp.where(wide(old), jnp.asarray(new, old.dtype)[at], old)
+        return Pool(jax.tree.map(put, self.rows, rows), self.client, self.valid | here, self.capacity, self.history)
+
+    def size(self) -> Array:
+        """How many rows count."""
+        return jnp.sum(self.valid, dtype=jnp.int32)
+
+    def nth(self, rank: Array) -> Array:
+        """Where the rows are that count, by their rank among those that do: nth(0) is the first of them."""
+        upto = jnp.cumsum(self.valid.astype(jnp.int32))
+        found = jnp.searchsorted(upto, rank.astype(jnp.int32) + 1)
+        return jnp.minimum(found, self.valid.shape[0] - 1).astype(jnp.int32)
+
     def mean(self, values: Array) -> Array:
         """The mean over valid rows of something computed per row; zero for an empty pool."""
         valid = self.valid.reshape((-1,) + (1,) * (values.ndim - 1))

@@ -1,4 +1,4 @@
-"""Row and column arithmetic behind `Federation.hold_out`, `standardize` and `select`; all of it vectorised."""
+"""Row and column arithmetic behind `Federation.hold_out`, `by_label`, `standardize` and `select`, all vectorised."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -52,6 +52,24 @@ def held_out(bounds: np.ndarray, labels: np.ndarray | None, fraction: float, see
     mask = np.zeros(rows, bool)
     mask[order] = place_in_group < np.repeat(take, sizes)
     return mask
+
+
+def by_label(splits: Mapping[str, Split], positive: int, label: str) -> dict[str, Split]:
+    """The train rows with a label, and the others, as splits "positives" and "negatives"."""
+    train = splits["train"]
+    if not isinstance(train.examples, Mapping) or label not in train.examples:
+        known = list(train.examples) if isinstance(train.examples, Mapping) else ["no named columns"]
+        raise unknown("label column (Federation.by_label)", label, known)
+    has = np.asarray(train.examples[label]) == positive
+    if has.all() or not has.any():
+        which = "all rows have" if has.all() else "no row has"
+        raise ValueError(f"Federation.by_label: {which} {label} = {positive!r}; both kinds of examples are needed")
+    out = dict(splits)
+    for name, mask in (("positives", has), ("negatives", ~has)):
+        upto = np.concatenate([[0], np.cumsum(mask)])
+        rows = jax.tree.map(lambda leaf, mask=mask: np.asarray(leaf)[mask], train.examples)
+        out[name] = Split(rows, upto[np.asarray(train.offsets)].astype(np.int64))
+    return out
 
 
 def scaling(leaf: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -214,6 +214,13 @@ class Federation(eqx.Module):
         """Move a part of every client's train rows, label by label, to a new split; every client keeps a row."""
         return self._replace(edit.hold_out(self.splits, name, fraction, seed, stratify))
 
+    def by_label(self, positive: int = 1, label: str = "y") -> Self:
+        """With splits "positives" and "negatives" made of the train rows, for `fs.Pairwise`; a client may lack a kind.
+
+        Call it last: splits that are held out afterwards would still be in them.
+        """
+        return self._replace(edit.by_label(self.splits, positive, label))
+
     def standardize(self, leaf: str = "x") -> Self:
         """Columns of all splits with the train rows' mean 0 and deviation 1; constant columns are only centred."""
         return self._replace(edit.standardize(self.splits, leaf))

@@ -91,7 +91,7 @@ class Epochs(Sampler):
             _positive("Epochs", per_round=self.per_round)
 
     def draw(self, at: Draw, count: Array, capacity: int) -> Index:
-        whole_round = self.per_round is not None
+        whole_round, count = self.per_round is not None, jnp.maximum(count, 1)
         step = at.clock.local_step if whole_round else at.clock.step
         position = step * self.batch_size + jnp.arange(self.batch_size, dtype=jnp.int32)
         base = stream_key(at.key if whole_round else at.lasting_key, 0, at.number)

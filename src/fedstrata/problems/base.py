@@ -30,6 +30,7 @@ class Oracle(eqx.Module):
     client: Array
     key: PRNGKeyArray  # private randomness of this step; folded from (seed, round, client, step)
     sampler: Sampler
+    round_key: PRNGKeyArray  # the client's key of the round, from which samples are drawn
 
     def sample(self, stream: str) -> Sample:
         return self.samples[stream]
@@ -179,6 +180,8 @@ class Problem(eqx.Module):
 
     Oracle: ClassVar[type[Oracle]]
     streams: ClassVar[Mapping[str, str]]  # name of an independent sample -> the split that it is drawn from
+    may_lack: ClassVar[bool] = False  # whether a client may have no examples in a split that is drawn from
+    weighs_clients: ClassVar[bool] = False  # whether the problem itself says how much each client counts
 
     def init(self, key: PRNGKeyArray) -> PyTree:
         """Start values, where the problem was made from a model."""
@@ -221,8 +224,11 @@ class Problem(eqx.Module):
     def check(self, x: Vector, federation: Any) -> None:
         """Refuse parameters or data that this problem cannot take, before anything compiles."""
 
-    def bind(self, x: Vector, federation: Any) -> Any:
-        """This problem, knowing the shapes of its parameters and data where it needs them to lay out a state."""
+    def bind(self, x: Vector, federation: Any, rule: Sampler | None = None) -> Any:
+        """This problem, knowing the shapes of its parameters, data and samples where it needs them to lay out a state.
+
+        rule: how samples are drawn, where that is known.
+        """
         return self
 
     def advice(self) -> str:
@@ -269,4 +275,4 @@ class Problem(eqx.Module):
             drawn = self.draws(shard, key, rule, clock, client, key) if draws is None else draws
             samples = {s: Sample(shard[self.streams[s]].take(index), mask, index) for s, (index, mask) in drawn.items()}
         step_key = stream_key(key, clock.local_step, len(self.streams))
-        return self.Oracle(self, shard, samples, clock, client, step_key, rule)
+        return self.Oracle(self, shard, samples, clock, client, step_key, rule, key)

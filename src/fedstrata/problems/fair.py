@@ -258,7 +258,7 @@ class Fair(LossProblem):
             groups.check_decisions(self.loss.model, x, federation)  # pyright: ignore[reportFunctionMemberAccess]
         groups.warn_of_missing(self.group, count, federation)
 
-    def bind(self, x: Vector, federation: Any) -> "Fair":
+    def bind(self, x: Vector, federation: Any, rule: Any = None) -> "Fair":
         return dataclasses.replace(self, groups=groups.count(self.group, self.groups, federation))
 
 

@@ -226,7 +226,7 @@ class Nested(CompositeProblem):
                 "start inside, say from problem.prox(fs.Vector(params), 1.0).tree"
             )
 
-    def bind(self, x: Vector, federation: Any) -> "Nested":
+    def bind(self, x: Vector, federation: Any, rule: Any = None) -> "Nested":
         flat = [jax.tree.flatten(shape) for shape in self._trace(x, federation)]
         shapes = tuple((structure, tuple(leaves)) for leaves, structure in flat)  # hashable, as static fields must be
         return dataclasses.replace(self, shapes=shapes, clients=federation.clients)

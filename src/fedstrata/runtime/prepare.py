@@ -107,12 +107,19 @@ def world_of(
     """Data on the device and the rules of a run, checked."""
     if weights not in ("uniform", "size"):
         raise unknown("weights", str(weights), ["uniform", "size"])
+    if weights == "size" and problem.weighs_clients:
+        raise ValueError(
+            f'weights="size": a {type(problem).__name__} problem weighs its clients itself; leave weights="uniform", '
+            'and say weighting="examples" or "clients" in the problem'
+        )
     needed = sorted({*problem.streams.values()})
     for name in [*needed, *(evaluate or ())]:
         if name not in federation.splits:
             raise unknown(f"split (this federation is asked for {name!r}); split", name, federation.splits)
     for name in needed:
         counts = np.asarray(federation[name].counts)
+        if problem.may_lack and counts.max() > 0:
+            counts = np.where(counts > 0, counts, np.iinfo(np.int32).max)  # who has nothing is asked for nothing
         if counts.min() < 1:
             empty = federation.names[int(counts.argmin())]
             raise ValueError(
@@ -124,12 +131,13 @@ def world_of(
     placed = {
         n: Split(jax.tree.map(jnp.asarray, s.examples), s.offsets, s.pooled) for n, s in federation.splits.items()
     }
-    wanted = [n for n in federation.splits if n in needed or evaluate is None or n in evaluate or n == "train"]
+    also = set() if monitor is None else {*monitor.streams.values()}
+    wanted = [n for n in federation.splits if n in {*needed, *also, "train"} or evaluate is None or n in evaluate]
     full = {n: rows_of(placed[n], weights, dtype) for n in wanted if federation[n].size}
     flat = {n: flat_split(placed[n]) for n in needed}
     counts = flat[needed[0]].count if weights == "size" else None
     if algorithm.centralised:
-        rule, flat = _pool(rule, flat, weights)
+        rule, flat = _pool(rule, flat, "size" if getattr(problem, "weighting", None) == "examples" else weights)
         return World(problem, monitor, rule, selection(None), flat, full, None, 1)
     chosen: Selection = selection(cohort)
     chosen.check(federation.clients)
@@ -139,7 +147,12 @@ def world_of(
 def _pool(rule: Sampler, flat: dict[str, FlatSplit], weights: Weights) -> tuple[Sampler, dict[str, FlatSplit]]:
     """One client that holds everything, sampled so that the objective stays the same."""
     first = next(iter(flat.values()))
-    alike = weights == "size" or bool(jnp.all(first.count == first.count[0]))
+    alike = weights == "size" or all(bool(jnp.all(split.count == split.count[0])) for split in flat.values())
+    if not alike and len(flat) > 1:
+        raise ValueError(
+            "a centralised method that draws from several splits needs every example to count alike: "
+            'weights="size", or weighting="examples" in the problem'
+        )
     if not alike and isinstance(rule, Epochs):
         raise ValueError(
             'centralised epochs over clients of different sizes need weights="size", or sampling="replacement"'

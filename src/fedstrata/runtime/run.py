@@ -64,8 +64,8 @@ def prepare(
     x0 = jax.tree.map(lambda a: a[0], points)
     check_parameters(points)
     problem.check(x0, federation)
-    problem = problem.bind(x0, federation)
     rule = sampler(batch_size, sampling)
+    problem = problem.bind(x0, federation, rule)
     if isinstance(rule, Replay):
         rule.check_length(rounds, steps_of(algorithm))
     world = world_of(problem, algorithm, federation, rule, cohort, weights, monitor, evaluate, x0.scalar_dtype)

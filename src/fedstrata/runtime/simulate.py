@@ -249,7 +249,7 @@ def _examples_seen(world: World, algorithm: Algorithm, stacked: Any, present: Ar
         seen = world.sampler.seen(jnp.asarray(steps, jnp.int32)[:, None], stacked.counts[split][None, :])
         whole = world.sampler.rows(world.flat[split].capacity)
         rows = whole * len(steps) if seen is None else jnp.sum(jnp.broadcast_to(seen, (len(steps), *present.shape)), 0)
-        total += jnp.asarray(rows).astype(jnp.int32)
+        total += jnp.where(stacked.counts[split] > 0, jnp.asarray(rows).astype(jnp.int32), 0)
     return jnp.sum(jnp.where(present, total, 0), dtype=jnp.int32)
 
 

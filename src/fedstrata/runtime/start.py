@@ -12,7 +12,7 @@ from fedstrata.memory import Pool
 from fedstrata.placement import placements, select
 from fedstrata.runtime.layout import empty_union, local_fields, stack_local, window, write_rows
 from fedstrata.runtime.round import Member, Setting, members, merge, over_clients, own_start
-from fedstrata.runtime.sight import ClientSight, hide_local, server_sight
+from fedstrata.runtime.sight import ClientSight, hide_local, server_sight, show_server
 from fedstrata.vector import Vector
 
 CHUNK = 256  # clients whose `init_client` runs at a time over a large federation
@@ -41,9 +41,9 @@ def begin(setting: Setting, key: PRNGKeyArray, cohort: Cohort) -> Start:
     run = lambda ids, wanted, execution: over_clients(
         lambda member: {f: getattr(init_one(setting, member), f) for f in wanted}, members(flat, ids, key, 0), execution
     )
-    if fields:
-        rows = run(jnp.arange(clients, dtype=jnp.int32), fields, min(CHUNK, clients))
-        local = {f: _flatten(local[f], rows[f], setting) for f in fields}
+    everyone = jnp.arange(clients, dtype=jnp.int32)
+    rows = run(everyone, fields, min(CHUNK, clients)) if fields else {}
+    local = {f: _flatten(local[f], rows[f], setting) for f in fields}
     sent = select(type(template), lambda p: p.up)
     moved = [f for f in select(type(template), lambda p: p.down and p.merge == "mean") if f in _moved(setting, key)]
     if algorithm.merge_at_init:
@@ -52,24 +52,50 @@ def begin(setting: Setting, key: PRNGKeyArray, cohort: Cohort) -> Start:
         merged = shared._replace(**{f: merge(places[f].merge, getattr(shared, f), first[f], cohort) for f in sent})
         now = at_time(algorithm, Clock.at(0, steps_of(algorithm)), setting.dtype)
         begin = lambda merged: now.server_start(setting.problem, merged, cohort)
-        return Start(server_sight(f"{type(algorithm).__name__}.server_start", begin, merged), local, {})
+        merged = server_sight(f"{type(algorithm).__name__}.server_start", begin, merged)
+        if type(algorithm).client_start is Algorithm.client_start:
+            return Start(merged, local, {})
+        again = lambda ids, wanted, execution: over_clients(
+            lambda member: {f: getattr(start_one(setting, member, merged), f) for f in wanted},
+            members(flat, ids, key, 0),
+            execution,
+        )
+        rows = again(everyone, fields, min(CHUNK, clients)) if fields else {}
+        local = {f: _flatten(local[f], rows[f], setting) for f in fields}
+        pooled = again(cohort.ids, tuple(wide), setting.execution)
+        anew = {f: merge("union", wide[f], pooled[f], cohort) for f in wide}
+        return Start(merged._replace(**anew), local, {})
     return Start(shared, local, run(cohort.ids, moved, setting.execution) if moved else {})
 
 
 def init_one(setting: Setting, member: Member) -> Any:
     """`init_client` of one client, on its own data."""
-    algorithm, problem, template = setting.algorithm, setting.problem, setting.template
+    algorithm, oracle, clock = setting.algorithm, *_oracle(setting, member)
+    view = window(setting.template, setting.flat)
+    view = view._replace(**own_start(setting, view, member.id))
+    sight = ClientSight(algorithm, known=select(type(view), lambda p: p.down))
+    now = at_time(algorithm, clock, setting.dtype)
+    return sight.call(lambda oracle, start, state: now.init_client(oracle, state), oracle, view, view)
+
+
+def start_one(setting: Setting, member: Member, merged: Any) -> Any:
+    """`client_start` of one client, which knows what was merged."""
+    algorithm, oracle, clock = setting.algorithm, *_oracle(setting, member)
+    own = init_one(setting, member)
+    received = {f: getattr(show_server(merged), f) for f in select(type(own), lambda p: p.down)}
+    sight = ClientSight(algorithm, known=received)
+    state = own._replace(**{f: v for f, v in received.items() if not isinstance(v, Pool)})
+    return sight.call(at_time(algorithm, clock, setting.dtype).client_start, oracle, own._replace(**received), state)
+
+
+def _oracle(setting: Setting, member: Member) -> tuple[Any, Clock]:
+    algorithm, problem = setting.algorithm, setting.problem
     shard = {s: f.view(member.starts[s], member.counts[s]) for s, f in setting.flat.items()}
     clock = Clock.at(0, steps_of(algorithm))
     looked_at = [p.streams for p in algorithm.phases(problem)]
     streams = None if None in looked_at else {s for names in looked_at for s in names or ()}
     draws = problem.draws(shard, member.key, setting.sampler, clock, member.id, member.lasting_key, streams)
-    oracle = problem.oracle(shard, member.key, setting.sampler, clock=clock, client=member.id, draws=draws)
-    view = window(template, setting.flat)
-    view = view._replace(**own_start(setting, view, member.id))
-    sight = ClientSight(algorithm, known=select(type(template), lambda p: p.down))
-    now = at_time(algorithm, clock, setting.dtype)
-    return sight.call(lambda oracle, start, state: now.init_client(oracle, state), oracle, view, view)
+    return problem.oracle(shard, member.key, setting.sampler, clock=clock, client=member.id, draws=draws), clock
 
 
 def _moved(setting: Setting, key: PRNGKeyArray) -> set[str]:

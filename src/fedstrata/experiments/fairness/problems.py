@@ -54,5 +54,5 @@ class Followed(GroupWeights):
         found = {f"weight_{group}": weights[group] for group in range(weights.shape[0])}
         return {"objective": self._upper(x, y, full), **found}
 
-    def bind(self, x: Vector, federation: Any) -> "Followed":
+    def bind(self, x: Vector, federation: Any, rule: Any = None) -> "Followed":
         return self  # positive weights and an l2 term: the lower problems are strongly convex without a look
