@@ -88,9 +88,11 @@ from fedstrata.vector import where as where
 __version__: str
 from fedstrata import fairness as fairness
 from fedstrata import hypergradients as hypergradients
+from fedstrata import metrics as metrics
 from fedstrata.algorithms import AFL as AFL
 from fedstrata.algorithms import FCFL as FCFL
 from fedstrata.algorithms import QFFL as QFFL
+from fedstrata.algorithms import SOX as SOX
 from fedstrata.algorithms import AnchoredBiOAcc as AnchoredBiOAcc
 from fedstrata.algorithms import CompositionalFedNest as CompositionalFedNest
 from fedstrata.algorithms import FedBiO as FedBiO
@@ -98,11 +100,19 @@ from fedstrata.algorithms import FedBiOAcc as FedBiOAcc
 from fedstrata.algorithms import FedMinMax as FedMinMax
 from fedstrata.algorithms import FedNest as FedNest
 from fedstrata.algorithms import FedReg as FedReg
+from fedstrata.algorithms import FedX1 as FedX1
+from fedstrata.algorithms import FedX2 as FedX2
 from fedstrata.algorithms import LevelwiseFedNest as LevelwiseFedNest
 from fedstrata.algorithms import LFedNest as LFedNest
+from fedstrata.algorithms import LocalPair as LocalPair
+from fedstrata.algorithms import PairSGD as PairSGD
 from fedstrata.algorithms import TrackedBiO as TrackedBiO
+from fedstrata.algorithms import TrackedX as TrackedX
+from fedstrata.problems import pair_losses as pair_losses
 from fedstrata.problems.bilevel import Bilevel as Bilevel
 from fedstrata.problems.bilevel import BilevelOracle as BilevelOracle
 from fedstrata.problems.fair import Fair as Fair
 from fedstrata.problems.fair import FairOracle as FairOracle
 from fedstrata.problems.groups import GroupWarning as GroupWarning
+from fedstrata.problems.pairwise import Pairwise as Pairwise
+from fedstrata.problems.pairwise_oracle import PairwiseOracle as PairwiseOracle

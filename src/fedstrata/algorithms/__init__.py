@@ -24,6 +24,7 @@ from fedstrata.algorithms.nested import (
     TrackedMFCGD,
     TrackedSCGD,
 )
+from fedstrata.algorithms.pairwise import SOX, FedX1, FedX2, LocalPair, PairSGD, TrackedX
 from fedstrata.algorithms.regularized import (
     FastFedDA,
     FedAvgLocalProx,
@@ -44,6 +45,7 @@ __all__ = [
     "QFFL",
     "SCSC",
     "SMVR",
+    "SOX",
     "AdaMFCGD",
     "AnchoredBiOAcc",
     "AnchoredDRSCGD",
@@ -68,13 +70,17 @@ __all__ = [
     "FedProx",
     "FedReg",
     "FedSGD",
+    "FedX1",
+    "FedX2",
     "FedYogi",
     "LFedNest",
     "LevelwiseDRSCGD",
     "LevelwiseFedNest",
     "LocalMOML",
+    "LocalPair",
     "LocalSCGDM",
     "NLASGAveraged",
+    "PairSGD",
     "Scaffold",
     "ScaffoldServerProx",
     "SeparateDRSCGD",
@@ -82,6 +88,7 @@ __all__ = [
     "TrackedBiO",
     "TrackedMFCGD",
     "TrackedSCGD",
+    "TrackedX",
     "Zhang2024",
     "known",
 ]

@@ -1,0 +1,78 @@
+"""What methods for pairwise problems share: checks, pools, and how u begins."""
+
+from typing import Any, ClassVar, Literal
+
+from fedstrata.algorithm import Algorithm, Phase, steps_of
+from fedstrata.memory import PerExample, Pool
+from fedstrata.vector import Vector
+
+UStart = Literal["pool"] | int
+
+
+class PairwiseMethod(Algorithm):
+    """A method for `fs.Pairwise` whose model is the field `x`."""
+
+    def solution(self, problem: Any, state: Any) -> Vector:
+        return state.x
+
+    def memory(self, problem: Any, start: UStart) -> PerExample:
+        """u of every example of the first set: 0 or 1, as logarithms where the problem keeps those."""
+        if start not in ("pool", 0, 1) or isinstance(start, bool):
+            raise ValueError(f'{type(self).__name__}: u_start={start!r} must be "pool", 1 or 0')
+        zero = problem.blank("u")
+        if problem.in_logs:
+            return PerExample(zero - float("inf") if start == 0 else zero, problem.first)
+        return PerExample(zero + (0 if start == 0 else 1), problem.first)
+
+
+class PoolingMethod(PairwiseMethod):
+    """A method whose clients pool scores: fields `first` and `second`, one row per example that was looked at."""
+
+    merge_at_init: ClassVar[bool] = True
+    privacy: ClassVar[str] = (
+        "prediction scores of single training examples leave the client and are seen by the server and by all clients, "
+        "with the set that each example is in; whoever holds a model can compare them with its scores. pool_size says "
+        "how many a client sends; ceil(local_steps / clients) for each set is the least that serves every step anew"
+    )
+
+    def __check_init__(self) -> None:
+        super().__check_init__()
+        name = type(self).__name__
+        for field in ("history", "pool_size"):
+            value = getattr(self, field)
+            if field == "pool_size" and value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name}: {field}={value!r} must be a whole number >= 1")
+        if self.draws not in ("shuffled", "replacement"):  # pyright: ignore[reportAttributeAccessIssue]
+            raise ValueError(f'{name}: draws={self.draws!r} must be "shuffled" or "replacement"')  # pyright: ignore[reportAttributeAccessIssue]
+
+    def check(self, problem: Any) -> None:
+        name, size = type(self).__name__, getattr(self, "pool_size", None)
+        if problem.may_idle:
+            raise ValueError(
+                f"{name}: with Epochs(per_round=...) a client may be done before the others and would pool too few "
+                'scores; use sampling="epochs" or "replacement"'
+            )
+        most = steps_of(self) * min(problem.steps_rows)
+        if size is not None and (problem.whole or size > most):
+            limit = "whole shards are pooled whole" if problem.whole else f"a round has {most} scores of each set"
+            raise ValueError(f"{name}: pool_size={size}: {limit}; leave it out or choose a smaller one")
+
+    def phases(self, problem: Any) -> list[Phase]:
+        streams = ("first", "second") * (2 if getattr(self, "extra_samples", False) else 1)
+        begin, end, server = self.local_begin, self.local_end, self.server_step
+        return [Phase(self.local_step, steps_of(self), begin=begin, end=end, server_step=server, streams=streams)]
+
+    def pool(self, problem: Any, side: int, row: Any) -> Pool:
+        size = getattr(self, "pool_size", None)
+        everything = steps_of(self) * problem.steps_rows[side]
+        return Pool.empty(row, everything if size is None else size, getattr(self, "history", 1))
+
+    def lazy(self, oracle: Any, start: Any) -> Any:
+        """The partners of this step, out of the pools of the round before."""
+        return oracle.partners(start.first, start.second, getattr(self, "draws", "shuffled"), self._shared)
+
+    @property
+    def _shared(self) -> bool:
+        return getattr(self, "shared_partners", True)

@@ -1,0 +1,311 @@
+"""Pairwise objectives: losses between examples that live with different clients (AUC, partial AUC, precision)."""
+
+import dataclasses
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, ClassVar, Literal
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, PRNGKeyArray, PyTree
+
+from fedstrata.clock import Clock
+from fedstrata.data.sampling import Index, Sampler, Whole
+from fedstrata.data.shard import Shard
+from fedstrata.errors import unknown
+from fedstrata.memory import Pool
+from fedstrata.models.base import Model
+from fedstrata.problems import ranking
+from fedstrata.problems.base import Full, Problem, Rows
+from fedstrata.problems.pair_losses import STEEP
+from fedstrata.problems.pairwise_oracle import PairwiseOracle
+from fedstrata.vector import Vector
+
+PAIRS = 2**22  # pairs that are held at a time
+
+
+class Pairwise(Problem):
+    r"""$\min_w \frac{1}{|S_1|} \sum_{z \in S_1} f \big( \frac{1}{|S_2|} \sum_{z' \in S_2} \ell(h_w(z), h_w(z')) \big)$.
+
+    The two sets lie with the clients, and a pair may have its examples at two of them: the objective is no average of
+    local ones.
+
+    score: h, as `score(params, example)`, a number or a vector; or a model with one output, which sees `example["x"]`.
+    pair_loss: ℓ, as `loss(a, b)` of two scores, or one of `fs.pair_losses`, which may bring its own f.
+    outer: f, as `outer(u)` of the mean loss u of one example of the first set; None: the loss's own, else f(u) = u.
+    first, second: the splits S_1 and S_2. `federation.by_label()` makes "positives" and "negatives".
+    weighting: "examples": every example counts alike, as above; "clients": every client that has any does.
+    l2: adds $\frac{l_2}{2} \|w\|^2$. metrics: recorded beside the objective: "auc", "ap" (average precision),
+    "pauc_0.3" (false positive rate up to 0.3; McClish's scale, on which guessing is 0.5), "pauc_raw_0.3" (the area
+    over 0.3), "tpauc_0.5_0.3" (both ways: true positive rate from 0.5). label: the column that is 1 for positives.
+
+    Beside "auc", the area over all data together, "mean_local_auc" is recorded, the mean of the clients' own areas:
+    it is another number, because it never compares an example with one of another client.
+
+    >>> import fedstrata as fs
+    >>> problem = Pairwise(fs.models.Linear(3), fs.pair_losses.KLOPAUC(lam=1.0), metrics=("auc", "pauc_0.3"))
+    >>> problem.linear
+    False
+    """
+
+    score: Callable[[PyTree, PyTree], Array]
+    pair_loss: Callable[[Array, Array], Array]
+    outer: Callable[[Array], Array] | None = None
+    first: str = eqx.field(default="positives", static=True)
+    second: str = eqx.field(default="negatives", static=True)
+    weighting: Literal["examples", "clients"] = eqx.field(default="examples", static=True)
+    l2: float = 0.0
+    metrics: tuple[str, ...] = eqx.field(default=("auc",), static=True, converter=tuple)
+    label: str = eqx.field(default="y", static=True)
+    # Set by `bind`.
+    counts: tuple[Array, Array] | None = None  # (N,) examples of each client in the first and the second set
+    shapes: Any = eqx.field(default=None, static=True)  # (shape, dtype) of a row of each side, and of u
+    batches: tuple[int, int] | None = eqx.field(default=None, static=True)  # rows that a step draws from each
+    whole: bool = eqx.field(default=False, static=True)  # every step sees all of a client's rows, in order
+    may_idle: bool = eqx.field(default=False, static=True)
+    complete: bool = eqx.field(default=False, static=True)  # every client has examples of both kinds
+
+    Oracle: ClassVar[type] = PairwiseOracle
+    may_lack: ClassVar[bool] = True
+    weighs_clients: ClassVar[bool] = True
+
+    def __check_init__(self) -> None:
+        for name in ("score", "pair_loss"):
+            if not callable(getattr(self, name)):
+                raise TypeError(f"Pairwise: {name}={getattr(self, name)!r} must be a function")
+        if self.weighting not in ("examples", "clients"):
+            raise unknown("weighting of Pairwise", str(self.weighting), ["examples", "clients"])
+        if isinstance(self.l2, int | float) and not 0 <= self.l2 < float("inf"):
+            raise ValueError(f"Pairwise: l2={self.l2} must be finite and at least 0")
+        for name in self.metrics:
+            ranking.parse(name)
+
+    @property
+    def streams(self) -> Mapping[str, str]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return {"first": self.first, "second": self.second}
+
+    def init(self, key: PRNGKeyArray) -> PyTree:
+        return self.score.init(key) if isinstance(self.score, Model) else super().init(key)
+
+    # One example, one pair.
+
+    def score_of(self, params: PyTree, example: PyTree) -> Array:
+        """h(z): one number or a vector."""
+        if isinstance(self.score, Model):
+            return self.score(params, example["x"]).reshape(())
+        return jnp.asarray(self.score(params, example))
+
+    def second_score(self, params: PyTree, example: PyTree) -> Array:
+        """What a row of the second set says of itself: its score, with its label where the loss asks for it."""
+        score = self.score_of(params, example)
+        if not getattr(self.pair_loss, "labelled", False):
+            return score
+        return jnp.stack([score, (jnp.asarray(example[self.label]) == 1).astype(score.dtype)])
+
+    @property
+    def in_logs(self) -> bool:
+        """Whether mean losses u are kept as log u."""
+        return bool(getattr(self.pair_loss, "in_logs", False))
+
+    @property
+    def f(self) -> Callable[[Array], Array] | None:
+        return self.outer if self.outer is not None else getattr(self.pair_loss, "outer", None)
+
+    @property
+    def linear(self) -> bool:
+        """Whether f is the identity, so that no estimate of u is needed."""
+        return self.f is None
+
+    def inner_mean(self, losses: Array, weight: Array) -> Array:
+        """u = Σ_j weight_j ℓ_j over the first axis (with logarithms in and out where `in_logs`)."""
+        if self.in_logs:
+            return jax.nn.logsumexp(losses, axis=0, b=weight.astype(losses.dtype))
+        return jnp.tensordot(weight.astype(losses.dtype), losses, axes=1, precision="highest")
+
+    def blend(self, u: Array, fresh: Array, gamma: Any) -> Array:
+        """(1 − γ) u + γ fresh."""
+        gamma = jnp.asarray(gamma, u.dtype)
+        if self.in_logs:
+            return jnp.logaddexp(jnp.log1p(-gamma) + u, jnp.log(gamma) + fresh)
+        return (1 - gamma) * u + gamma * fresh
+
+    def term(self, u: Array | None, a: Array, b: Array) -> Array:
+        """A function of two scores whose gradient is f'(u) ∇ℓ(a, b), for an estimate u that is held fixed."""
+        loss = self.pair_loss(a, b)
+        if self.f is None or u is None:
+            return loss
+        u = jax.lax.stop_gradient(u)
+        slope = jax.grad(self.f)(u)
+        if not self.in_logs:
+            return jnp.sum(slope * loss)
+        # f'(u) ∇ℓ = φ'(log u) (ℓ / u) ∇ log ℓ; with an old u the ratio can be anything, and is cut where it overflows.
+        return slope * jnp.exp(jnp.minimum(jax.lax.stop_gradient(loss) - u, STEEP)) * loss
+
+    # The exact objective.
+
+    def objective(self, x: Vector, full: Full) -> Array:
+        a, b = self._scores(x, full[self.first], self.score_of), self._scores(x, full[self.second], self.second_score)
+        weight, other = self.row_share(full[self.first]), self.row_share(full[self.second])
+        size = max(1, PAIRS // b.shape[0])
+        f = self.f or (lambda u: u)
+
+        @jax.checkpoint
+        def part(rows: Array, share: Array) -> Array:
+            of_one = lambda one: f(self.inner_mean(jax.vmap(lambda row: self.pair_loss(one, row))(b), other))
+            return jnp.sum(jnp.where(share > 0, share * jax.vmap(of_one)(rows), 0))
+
+        chunks = -(-a.shape[0] // size)
+        if chunks == 1:
+            return part(a, weight) + self.penalty(x)
+        pad = lambda v: jnp.pad(v, ((0, chunks * size - len(v)), *[(0, 0)] * (v.ndim - 1)), mode="edge")
+        split = lambda v: v.reshape((chunks, size, *v.shape[1:]))
+        share = jnp.pad(weight, (0, chunks * size - len(weight)))
+        add = lambda total, given: (total + part(*given), None)
+        start = jnp.zeros((), weight.dtype)
+        return jax.lax.scan(add, start, (split(pad(a)), split(share)))[0] + self.penalty(x)
+
+    def penalty(self, x: Vector) -> Array:
+        return 0.5 * jnp.asarray(self.l2, x.scalar_dtype) * x.norm_squared()
+
+    def row_share(self, rows: Rows) -> Array:
+        """How much each row counts in its set; they sum to one."""
+        if self.weighting == "examples":
+            return jnp.full(rows.weight.shape, 1 / rows.weight.shape[0], rows.weight.dtype)
+        count = jax.ops.segment_sum(jnp.ones_like(rows.weight), rows.client, rows.clients)
+        return 1 / (count[rows.client] * jnp.sum(count > 0).astype(count.dtype))
+
+    def _scores(self, x: Vector, rows: Rows, score: Callable) -> Array:
+        of_one = jax.checkpoint(lambda example: score(x.tree, example))
+        return jax.lax.map(of_one, rows.examples, batch_size=rows.chunk)
+
+    # Metrics.
+
+    def evaluate(self, x: Vector, full: Full, smooth: tuple[Array, Vector] | None = None) -> dict[str, Array]:
+        rows = [full[name] for name in dict.fromkeys((self.first, self.second, "train"))]
+        own = {self.first, self.second} == {"positives", "negatives"}
+        return {**super().evaluate(x, full, smooth), **self._measured(x, rows[:2] if own else [full["train"]])}
+
+    def evaluate_split(self, x: Vector, full: Full, split: str) -> dict[str, Array]:
+        if split in (self.first, self.second):
+            return {}  # the training data once more
+        return self._measured(x, [full[split]])
+
+    def evaluate_clients(self, x: Vector, rows: Rows) -> dict[str, Array]:
+        return {"auc": ranking.by_client(self._scalars(x, rows), self._labels(rows), rows.client, rows.clients)}
+
+    def _measured(self, x: Vector, parts: list[Rows]) -> dict[str, Array]:
+        together = lambda of: jnp.concatenate([of(rows) for rows in parts])
+        scores, labels = together(lambda rows: self._scalars(x, rows)), together(self._labels)
+        if scores.ndim > 1:
+            return {}
+        owner = together(lambda rows: rows.client)
+        return ranking.measures(self.metrics, scores, labels, owner, parts[0].clients)
+
+    def _scalars(self, x: Vector, rows: Rows) -> Array:
+        return self._scores(x, rows, self.score_of)
+
+    def _labels(self, rows: Rows) -> Array:
+        return jnp.asarray(rows.examples[self.label]) == 1
+
+    # What clients know of each other.
+
+    def omega(self, side: int, dtype: Any) -> Array:
+        """(N,) by how much a client's mean over its own part of a set counts; their mean is one."""
+        count: Any = self._bound[0][side].astype(dtype)
+        part = count if self.weighting == "examples" else (count > 0).astype(dtype)
+        return part / jnp.mean(part)
+
+    def row_weight(self, side: int, pool: Pool, dtype: Any) -> Array:
+        """(n,) how much each row of a pool counts, so that the mean over rows is one over all examples."""
+        owner = jnp.maximum(pool.client, 0)
+        weight = self.omega(side, dtype)[owner]
+        if not self.whole:
+            return weight
+        count, batch = self._bound[0][side][owner], self._bound[1][side]
+        # A client's rows are followed by copies up to those of the largest client, which do not count.
+        place = jnp.arange(pool.valid.shape[0], dtype=jnp.int32) % batch
+        return jnp.where(place < count, weight * (batch / jnp.maximum(count, 1).astype(dtype)), 0)
+
+    @property
+    def _bound(self) -> tuple[Any, Any]:
+        if self.counts is None or self.batches is None:
+            raise ValueError(
+                "this Pairwise problem does not know its federation yet; fs.run tells it, as does problem.bind"
+            )
+        return self.counts, self.batches
+
+    @property
+    def steps_rows(self) -> tuple[int, int]:
+        """How many rows of each set a step draws."""
+        return self._bound[1]
+
+    @property
+    def positive_share(self) -> Array:
+        """|S_1| / (|S_1| + |S_2|)."""
+        first, second = (jnp.sum(count) for count in self._bound[0])
+        return first / (first + second)
+
+    def blank(self, side: Literal["first", "second", "u"]) -> Array:
+        """A zero row of a pool, or a zero u, for a state to start from."""
+        if self.shapes is None:
+            raise ValueError(
+                "this Pairwise problem does not know its shapes yet; fs.run tells it, as does problem.bind"
+            )
+        shape, dtype = self.shapes[("first", "second", "u").index(side)]
+        return jnp.zeros(shape, dtype)
+
+    def draws(
+        self,
+        shard: Shard,
+        key: PRNGKeyArray,
+        rule: Sampler,
+        clock: Clock,
+        client: Any,
+        lasting: Any,
+        streams: Collection[str] | None = None,
+    ) -> dict[str, Index]:
+        found = super().draws(shard, key, rule, clock, client, lasting, streams)
+        if self.complete:
+            return found
+        here = lambda index, mask, there: jnp.broadcast_to(there, index.shape) & (True if mask is None else mask)
+        return {s: (i, here(i, m, shard[self.streams[s]].count > 0)) for s, (i, m) in found.items()}
+
+    # Before a run.
+
+    def check(self, x: Vector, federation: Any) -> None:
+        for split in (self.first, self.second):
+            if split not in federation.splits and split in ("positives", "negatives"):
+                raise ValueError(
+                    f"Pairwise: this federation has no split {split!r}; federation.by_label() makes it from the labels"
+                )
+        self._trace(x, federation)
+
+    def bind(self, x: Vector, federation: Any, rule: Sampler | None = None) -> "Pairwise":
+        splits = [federation[name] for name in (self.first, self.second)]
+        counts = [np.asarray(split.counts) for split in splits]
+        batches = tuple(1 if rule is None else rule.rows(int(c.max())) for c in counts)
+        return dataclasses.replace(
+            self,
+            counts=tuple(jnp.asarray(c, jnp.int32) for c in counts),
+            shapes=self._trace(x, federation),
+            batches=batches,
+            whole=isinstance(rule, Whole),
+            may_idle=rule is not None and rule.may_idle,
+            complete=bool(all((c > 0).all() for c in counts)),
+        )
+
+    def _trace(self, x: Vector, federation: Any) -> tuple:
+        shapes = []
+        for split, score in ((self.first, self.score_of), (self.second, self.second_score)):
+            one = lambda a: jax.ShapeDtypeStruct(a.shape[1:], jax.dtypes.canonicalize_dtype(a.dtype))
+            found = jax.eval_shape(score, x.tree, jax.tree.map(one, federation[split].examples))
+            if not jnp.issubdtype(found.dtype, jnp.floating):
+                raise ValueError(f"Pairwise: score(params, example) must give real numbers, not {found}")
+            shapes.append(found)
+        u = jax.eval_shape(self.pair_loss, *shapes)
+        value = u if self.f is None else jax.eval_shape(self.f, u)
+        if not (hasattr(value, "shape") and value.shape == () and jnp.issubdtype(value.dtype, jnp.floating)):
+            what = "pair_loss(a, b)" if self.f is None else "outer(pair_loss(a, b))"
+            raise ValueError(f"Pairwise: {what} must give one real number for scores {shapes}, not {value}")
+        return tuple((tuple(s.shape), jnp.dtype(s.dtype)) for s in (*shapes, u))
