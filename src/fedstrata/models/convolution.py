@@ -1,9 +1,11 @@
-"""Convolutions and group normalisation for one image `(height, width, channels)`, made to run under `vmap`.
+"""Convolutions, pooling and group normalisation for one image `(height, width, channels)`, made to run under `vmap`.
 
 Every client has its own weights, and a convolution whose weights are batched turns into a grouped one, which XLA runs
 slowly. Here a convolution is a matrix product, or a short sum of shifted products, and stays one under any `vmap`.
 Padding is `(kernel - 1) // 2` zeros on every side, so a stride `s` leaves `ceil(size / s)` pixels.
 """
+
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -42,13 +44,31 @@ def depthwise(weight: Array, image: Array, stride: int = 1) -> Array:
     return sum(rest, start=total)
 
 
-def group_norm(scale: Array, shift: Array, image: Array, groups: int) -> Array:
+def max_pool(image: Array, kernel: int, stride: int) -> Array:
+    """The largest of every window; padding never wins.
+
+    >>> max_pool(-jnp.arange(1.0, 17.0).reshape(4, 4, 1), kernel=3, stride=2)[..., 0].tolist()
+    [[-1.0, -2.0], [-5.0, -6.0]]
+    """
+    window = [(i, j) for i in range(kernel) for j in range(kernel)]
+    return functools.reduce(jnp.maximum, _shifted(image, window, kernel, stride, fill=-jnp.inf))
+
+
+def mean_pool(image: Array) -> Array:
+    """The mean of each 2x2 block; an odd last row or column is left out."""
+    height, width, depth = image.shape[0] // 2, image.shape[1] // 2, image.shape[2]
+    blocks = image[: 2 * height, : 2 * width].reshape(height, 2, width, 2, depth)
+    return blocks.mean(axis=(1, 3))
+
+
+def group_norm(scale: Array, shift: Array, image: Array, groups: int, epsilon: float = EPSILON) -> Array:
     r"""Each group of neighbouring channels brought to mean 0 and variance 1, then scaled and shifted by channel.
 
     $$ y = \gamma \, \frac{x - \mu_g}{\sqrt{\sigma_g^2 + \epsilon}} + \beta $$
 
     The mean and the variance go over the pixels and channels of one group in one image. They are taken in float32 at
-    least: a sum of many bfloat16 numbers keeps too few digits. Group normalisation is due to Wu and He (2018).
+    least: a sum of many bfloat16 numbers keeps too few digits. Scale and shift may be wider than the image: they are
+    applied in their own type, and the result returns to the image's. Group normalisation is due to Wu and He (2018).
 
     >>> image = jnp.array([1.0, 3.0, 10.0, 30.0]).reshape(1, 1, 4)
     >>> group_norm(jnp.ones(4), jnp.zeros(4), image, groups=2).round(2).tolist()
@@ -58,15 +78,15 @@ def group_norm(scale: Array, shift: Array, image: Array, groups: int) -> Array:
     wide = image.astype(widest(image.dtype, jnp.float32)).reshape(height * width, groups, channels // groups)
     centred = wide - wide.mean(axis=(0, 2), keepdims=True)
     variance = jnp.square(centred).mean(axis=(0, 2), keepdims=True)
-    normal = (centred * jax.lax.rsqrt(variance + EPSILON)).astype(image.dtype).reshape(image.shape)
-    return scale.reshape(1, 1, -1) * normal + shift.reshape(1, 1, -1)
+    normal = (centred * jax.lax.rsqrt(variance + epsilon)).astype(scale.dtype).reshape(image.shape)
+    return (scale.reshape(1, 1, -1) * normal + shift.reshape(1, 1, -1)).astype(image.dtype)
 
 
-def _shifted(image: Array, window: list[tuple[int, int]], kernel: int, stride: int) -> list[Array]:
+def _shifted(image: Array, window: list[tuple[int, int]], kernel: int, stride: int, fill: float = 0.0) -> list[Array]:
     """For each place of the window, the pixel that every output finds there."""
     height, width, channels = image.shape
     half = (kernel - 1) // 2
-    padded = jnp.pad(image, ((half, half), (half, half), (0, 0)))
+    padded = jnp.pad(image, ((half, half), (half, half), (0, 0)), constant_values=fill)
     down, across = (stride * ((size - 1) // stride) + 1 for size in (height, width))
     step = (stride, stride, 1)
     return [jax.lax.slice(padded, (i, j, 0), (i + down, j + across, channels), step) for i, j in window]

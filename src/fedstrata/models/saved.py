@@ -16,13 +16,16 @@ from fedstrata.errors import unknown
 from fedstrata.files import replacing
 from fedstrata.models.base import Model, Params
 from fedstrata.models.cnn import CNN
+from fedstrata.models.densenet import DenseNet121
 from fedstrata.models.linear import Linear
 from fedstrata.models.mlp import MLP
 from fedstrata.models.mobilenet import MobileNetV3Small
+from fedstrata.models.resnet import ResNet18
 
 Task = Literal["classification", "regression"]
 
-_KNOWN: dict[str, type[Model]] = {model.__name__: model for model in (Linear, MLP, CNN, MobileNetV3Small)}
+_SHIPPED = (Linear, MLP, CNN, MobileNetV3Small, ResNet18, DenseNet121)
+_KNOWN: dict[str, type[Model]] = {model.__name__: model for model in _SHIPPED}
 _HEADER, _FORMAT, _VERSION = "fedstrata", "fedstrata-model", 1
 # Everything that zipfile, NumPy and json raise on bytes that are not theirs.
 _BROKEN = (zipfile.BadZipFile, zlib.error, ValueError, LookupError, TypeError, EOFError, RuntimeError)
