@@ -16,7 +16,7 @@ from fedstrata.errors import unknown
 _SHAPE = (
     '{"name", "summary", "update": [lines], "hyperparameters": [{"name", "meaning", "type", "range", "default"}], '
     '"state": [{"field", "placement", "reveals"}], "traffic": {"parameters", "cohort", "up_bytes", "down_bytes" (per '
-    'client and round), "fields": [{"field", "placement", "direction", "bytes"}]}, "convergence", '
+    'client and round), "fields": [{"field", "placement", "direction", "bytes"}]}, "privacy", "convergence", '
     '"paper": {"key", "where", "citation", "link"}}'
 )
 
@@ -88,6 +88,8 @@ def _show_traffic(about: dict[str, Any]) -> None:
         f"per client and round, {traffic['parameters']:,} float32 parameters{note}: {human_bytes(up)} up, "
         f"{human_bytes(down)} down; a cohort of {cohort}: {human_bytes(cohort * (up + down))} a round"
     )
+    if about["privacy"]:
+        paragraph(f"beware: {about['privacy']}")
     paragraph("models, changes and gradients can give away training examples (zhu2019); nothing here adds noise")
     out.print()
 

@@ -13,17 +13,21 @@ from fedstrata.algorithm import Algorithm, Range, oracle_of, reals
 from fedstrata.commands import papers
 from fedstrata.commands.latex import formulas, readable
 from fedstrata.data import Federation
+from fedstrata.data.sampling import WithReplacement
 from fedstrata.placement import Placement, placements
 from fedstrata.problems.average import Average
 from fedstrata.problems.bilevel import Bilevel
 from fedstrata.problems.fair import Fair
 from fedstrata.problems.nested import Nested
+from fedstrata.problems.pair_losses import Square
+from fedstrata.problems.pairwise import Pairwise
 from fedstrata.problems.regularized import Regularized
 from fedstrata.prox import Zero
 from fedstrata.runtime.start import start_values
 from fedstrata.transport.ledger import Entry, ledger
 from fedstrata.vector import Vector
 
+PAIR_BATCH = 32
 KINDS = {
     "float": "number",
     "int": "whole number",
@@ -47,6 +51,7 @@ def explain(cls: type[Algorithm], size: int, cohort: int) -> dict[str, Any]:
         "hyperparameters": hyperparameters(cls),
         "state": [{"field": f, "placement": p.name, "reveals": reveals(p)} for f, p in _placed(cls).items()],
         "traffic": traffic(cls, size, cohort),
+        "privacy": cls.privacy,
         "convergence": readable(words("Converges")),
         "paper": paper(words("Reference:")),
     }
@@ -104,7 +109,7 @@ def traffic(cls: type[Algorithm], size: int, cohort: int) -> dict[str, Any] | No
         return about
     x = Vector(jax.ShapeDtypeStruct((size,), jnp.float32))
     loss = lambda w, example: 0.5 * jnp.sum((w - example["x"]) ** 2)
-    problems = [Average(loss), Regularized(loss, Zero()), two_levels(x), Fair(loss, groups=2), below(x)]
+    problems = [Average(loss), Regularized(loss, Zero()), two_levels(x), Fair(loss, groups=2), below(x), ranks(x)]
     needed = oracle_of(cls)
     fitting = [p for p in problems if isinstance(needed, type) and issubclass(p.Oracle, needed)]
     problem = fitting[0] if fitting else problems[0]
@@ -118,6 +123,7 @@ def traffic(cls: type[Algorithm], size: int, cohort: int) -> dict[str, Any] | No
     notes = ["two levels, the inner one of one number"] if isinstance(problem, Nested) else []
     notes += ["two groups"] if isinstance(problem, Fair) else []
     notes += ["a lower variable of ten numbers"] if isinstance(problem, Bilevel) else []
+    notes += [f"a step of {PAIR_BATCH} scores of each set"] if isinstance(problem, Pairwise) else []
     notes += [f"{e.field} once, before the first round" for e in found.entries if e.repeat == 0]
     fields = [row(e) for e in found.entries]
     return {**about, "up_bytes": found.up, "down_bytes": found.down, "fields": fields, "note": "; ".join(notes)}
@@ -133,6 +139,13 @@ def below(x: Vector) -> Bilevel:
     """A bilevel problem to count messages with; what stays with the clients does not count."""
     upper = lambda w, y, example: jnp.sum(w * example["x"]) + jnp.sum(y)
     return Bilevel(upper, lambda w, y, example: upper(w, y, example) + jnp.sum(y**2), np.zeros(10, np.float32))
+
+
+def ranks(x: Vector) -> Pairwise:
+    """A pairwise problem to count messages with."""
+    data = Federation.from_clients([{"x": np.zeros(2, np.float32), "y": np.array([0, 1])}]).by_label()
+    score = lambda w, example: jnp.sum(w * example["x"])
+    return Pairwise(score, Square()).bind(x, data, WithReplacement(PAIR_BATCH))
 
 
 def _bytes(entry: Entry) -> int:

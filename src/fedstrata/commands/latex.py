@@ -6,8 +6,8 @@ import unicodedata
 _SYMBOLS = {
     **dict(zip(
         ["alpha", "beta", "gamma", "delta", "epsilon", "varepsilon", "eta", "theta", "lambda", "mu", "nu", "xi", "pi",
-         "rho", "sigma", "tau", "phi", "varphi", "psi", "omega", "Delta", "Phi", "Omega"],
-        "αβγδεεηθλμνξπρστφφψωΔΦΩ", strict=True)),
+         "zeta", "rho", "sigma", "tau", "phi", "varphi", "psi", "omega", "Delta", "Phi", "Omega"],
+        "αβγδεεηθλμνξπζρστφφψωΔΦΩ", strict=True)),
     "nabla": "∇", "sum": "Σ", "prod": "Π", "gets": "←", "to": "→", "leftarrow": "←", "in": "∈", "sim": "∼", "ell": "ℓ",
     "le": "≤", "leq": "≤", "ge": "≥", "geq": "≥", "cdot": "·", "times": "×", "approx": "≈", "infty": "∞", "top": "ᵀ",
     "partial": "∂", "langle": "⟨", "rangle": "⟩", "|": "‖", "dots": "…", "ldots": "…", "mathbb E": "E",
