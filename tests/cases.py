@@ -15,11 +15,14 @@ import fedstrata as fs
 from fedstrata.algorithm import oracle_needed
 from fedstrata.algorithms.bilevel.base import BilevelMethod
 from fedstrata.algorithms.nested.base import NestedMethod
-from references import bilevel, composite, least_squares, nested, soft, squared_error
+from fedstrata.algorithms.pairwise.base import PairwiseMethod
+from references import bent, bilevel, composite, least_squares, nested, pairwise, ranking, soft, squared_error
 
 TASK = least_squares()
 COMPOSITE = composite()
 NESTED = {inner: nested(inner) for inner in ("global", "client")}
+PAIRWISE = {"linear": pairwise(None), "bent": pairwise(bent)}
+RANKING = ranking()
 BILEVEL = {level: bilevel(level) for level in ("global", "client")}
 START = np.array([0.3, -0.2, 0.5])
 
@@ -53,6 +56,10 @@ def task_of(algorithm: fs.Algorithm):
         return NESTED[algorithm.solves]
     if isinstance(algorithm, BilevelMethod):
         return BILEVEL[algorithm.solves]
+    if isinstance(algorithm, fs.CODAPlus):
+        return RANKING
+    if isinstance(algorithm, PairwiseMethod):
+        return PAIRWISE["linear" if isinstance(algorithm, fs.FedX1 | fs.PairSGD) else "bent"]
     needed = oracle_needed(algorithm.phases(TASK.problem)[0].step)
     return next(task for task in (TASK, COMPOSITE, FAIR) if needed is None or issubclass(task.problem.Oracle, needed))
 
@@ -185,5 +192,13 @@ CASES = {
     "AFL": Case(fs.AFL(0.1, 0.01), gradient_step(0.1), exact=False),
     "FCFL": Case(fs.FCFL(0.08, eps=1.0, stage_one=300, sharpness=0.1), gradient_step(0.08), exact=False),
     "QFFL": Case(fs.QFFL(0.1, 4, q=1.0), fair_step, exact=False),
+    "FedX1": Case(fs.FedX1(0.02, 4), gradient_step(0.02), exact=False),
+    "FedX2": Case(fs.FedX2(0.02, 4, momentum=0.5), gradient_step(0.01), exact=False),
+    "TrackedX": Case(fs.TrackedX(0.02, 4, momentum=0.5), gradient_step(0.01), exact=True),
+    "LocalPair": Case(fs.LocalPair(0.02, 4), gradient_step(0.02), exact=False),
+    "SOX": Case(fs.SOX(0.04, 4, momentum=0.5), gradient_step(0.02), exact=True),
+    "PairSGD": Case(fs.PairSGD(0.04, 4), gradient_step(0.04), exact=True),
+    "CODASCA": Case(fs.CODASCA(0.1, 4, server_step_size=0.9), gradient_step(0.09), exact=True),
+    "CODAPlus": Case(fs.CODAPlus(0.1, 4, server_step_size=0.9), gradient_step(0.09), exact=False),
     "TrackedSCGD": Case(fs.TrackedSCGD(0.04, 0.2, 4), gradient_step(0.04), exact=True),
 }

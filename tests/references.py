@@ -156,6 +156,91 @@ def bilevel(lower_level: str, weight: float = 0.5, **options) -> BilevelTask:
     return BilevelTask(smooth, problem, weight)
 
 
+def paired_score(w, example):
+    """What ranks an example, and what it should be ranked by."""
+    return jnp.stack([jnp.dot(w, example["x"]), example["y"]])
+
+
+def paired_error(a, b):
+    return 0.5 * (a[0] - b[0] - a[1] + b[1]) ** 2
+
+
+def bent(u):
+    return u + 0.05 * u**2
+
+
+class PairwiseTask(NamedTuple):
+    """Differences of scores fitted to differences of targets, over all pairs of examples; f is bent or not."""
+
+    smooth: LeastSquares
+    problem: fs.Pairwise
+    ridge: float = 0.2
+
+    @property
+    def federation(self) -> fs.Federation:
+        return self.smooth.federation
+
+    def of(self, x: np.ndarray, y: np.ndarray, w: np.ndarray) -> np.ndarray:
+        """∇F over all pairs of these rows."""
+        dx, dy = x[:, None] - x[None], y[:, None] - y[None]
+        error = dx @ w - dy
+        u = 0.5 * np.mean(error**2, axis=1)
+        slope = 1 + 0.1 * u if self.problem.f is bent else np.ones_like(u)
+        return np.mean(slope[:, None] * np.mean(error[..., None] * dx, axis=1), axis=0) + self.ridge * w
+
+    def gradient(self, client: int, w: np.ndarray) -> np.ndarray:
+        shard = self.federation["train"].shard(client)
+        return self.of(np.asarray(shard["x"]), np.asarray(shard["y"]), w)
+
+    def optimum(self) -> np.ndarray:
+        rows = self.federation["train"].examples
+        w = np.zeros(self.smooth.centres.shape[1])
+        for _ in range(5000):
+            w = w - 0.1 * self.of(np.asarray(rows["x"]), np.asarray(rows["y"]), w)
+        return w
+
+
+def pairwise(outer, **options) -> PairwiseTask:
+    smooth = least_squares(**options)
+    task = PairwiseTask(smooth, None)  # pyright: ignore[reportArgumentType]
+    splits = {"first": "train", "second": "train"}
+    problem = fs.Pairwise(paired_score, paired_error, outer, l2=task.ridge, metrics=(), **splits)
+    start = fs.Vector(jnp.zeros(smooth.centres.shape[1]))
+    return task._replace(problem=problem.bind(start, smooth.federation, fs.WithReplacement(3)))
+
+
+class RankingTask(NamedTuple):
+    """Positives (y > 0) to be scored one above the others, in the square loss: a linear system."""
+
+    federation: fs.Federation
+    problem: fs.Pairwise
+
+    def parts(self, client: int | None = None) -> list[np.ndarray]:
+        splits = [self.federation[name] for name in ("positives", "negatives")]
+        return [np.asarray((s.examples if client is None else s.shard(client))["x"]) for s in splits]
+
+    def gradient(self, client: int, w: np.ndarray) -> np.ndarray:
+        """In w of the min-max form, where a = b = α = 0."""
+        high, low = self.parts(client)
+        p = len(high) / (len(high) + len(low))
+        slope = 2 * high.T @ (high @ w - 1) / len(high) + 2 * low.T @ (low @ w + 1) / len(low)
+        return p * (1 - p) * slope
+
+    def optimum(self) -> np.ndarray:
+        high, low = self.parts()
+        gaps = (high[:, None] - low[None]).reshape(-1, high.shape[1])
+        return np.linalg.solve(gaps.T @ gaps, gaps.sum(axis=0))
+
+
+def ranking(**options) -> RankingTask:
+    clients = [least_squares(**options).federation["train"].shard(i) for i in range(4)]
+    labelled = [{**shard, "label": (np.asarray(shard["y"]) > 0).astype(int)} for shard in clients]
+    federation = fs.Federation.from_clients(labelled).by_label(label="label")
+    score = lambda w, example: jnp.dot(w, example["x"])
+    problem = fs.Pairwise(score, fs.pair_losses.Square(), label="label", metrics=())
+    return RankingTask(federation, problem.bind(fs.Vector(jnp.zeros(3)), federation, fs.WithReplacement(3)))
+
+
 def soft(z: np.ndarray, threshold: float) -> np.ndarray:
     return np.sign(z) * np.maximum(np.abs(z) - threshold, 0)
 

@@ -92,7 +92,9 @@ from fedstrata import metrics as metrics
 from fedstrata.algorithms import AFL as AFL
 from fedstrata.algorithms import FCFL as FCFL
 from fedstrata.algorithms import QFFL as QFFL
+from fedstrata.algorithms import CODASCA as CODASCA
 from fedstrata.algorithms import SOX as SOX
+from fedstrata.algorithms import CODAPlus as CODAPlus
 from fedstrata.algorithms import AnchoredBiOAcc as AnchoredBiOAcc
 from fedstrata.algorithms import CompositionalFedNest as CompositionalFedNest
 from fedstrata.algorithms import FedBiO as FedBiO

@@ -24,7 +24,7 @@ from fedstrata.algorithms.nested import (
     TrackedMFCGD,
     TrackedSCGD,
 )
-from fedstrata.algorithms.pairwise import SOX, FedX1, FedX2, LocalPair, PairSGD, TrackedX
+from fedstrata.algorithms.pairwise import CODASCA, SOX, CODAPlus, FedX1, FedX2, LocalPair, PairSGD, TrackedX
 from fedstrata.algorithms.regularized import (
     FastFedDA,
     FedAvgLocalProx,
@@ -39,6 +39,7 @@ from fedstrata.algorithms.regularized import (
 
 __all__ = [
     "AFL",
+    "CODASCA",
     "FCFL",
     "MFCGD",
     "NLASG",
@@ -49,6 +50,7 @@ __all__ = [
     "AdaMFCGD",
     "AnchoredBiOAcc",
     "AnchoredDRSCGD",
+    "CODAPlus",
     "CentralSGD",
     "ComFedL",
     "CompositionalFedNest",

@@ -36,9 +36,11 @@ class Pairwise(Problem):
     outer: f, as `outer(u)` of the mean loss u of one example of the first set; None: the loss's own, else f(u) = u.
     first, second: the splits S_1 and S_2. `federation.by_label()` makes "positives" and "negatives".
     weighting: "examples": every example counts alike, as above; "clients": every client that has any does.
-    l2: adds $\frac{l_2}{2} \|w\|^2$. metrics: recorded beside the objective: "auc", "ap" (average precision),
-    "pauc_0.3" (false positive rate up to 0.3; McClish's scale, on which guessing is 0.5), "pauc_raw_0.3" (the area
-    over 0.3), "tpauc_0.5_0.3" (both ways: true positive rate from 0.5). label: the column that is 1 for positives.
+    l2: adds $\frac{l_2}{2} \|w\|^2$. label: the column that is 1 for positives. objective_rows: the recorded objective
+    is that of at most so many examples of each set, evenly spaced (None: of all).
+    metrics: recorded beside the objective: "auc", "ap" (average precision), "pauc_0.3" (false positive rate up to 0.3;
+    McClish's scale, on which guessing is 0.5), "pauc_raw_0.3" (the area over 0.3), "tpauc_0.5_0.3" (both ways: true
+    positive rate from 0.5).
 
     Beside "auc", the area over all data together, "mean_local_auc" is recorded, the mean of the clients' own areas:
     it is another number, because it never compares an example with one of another client.
@@ -58,6 +60,7 @@ class Pairwise(Problem):
     l2: float = 0.0
     metrics: tuple[str, ...] = eqx.field(default=("auc",), static=True, converter=tuple)
     label: str = eqx.field(default="y", static=True)
+    objective_rows: int | None = eqx.field(default=None, static=True)
     # Set by `bind`.
     counts: tuple[Array, Array] | None = None  # (N,) examples of each client in the first and the second set
     shapes: Any = eqx.field(default=None, static=True)  # (shape, dtype) of a row of each side, and of u
@@ -78,6 +81,8 @@ class Pairwise(Problem):
             raise unknown("weighting of Pairwise", str(self.weighting), ["examples", "clients"])
         if isinstance(self.l2, int | float) and not 0 <= self.l2 < float("inf"):
             raise ValueError(f"Pairwise: l2={self.l2} must be finite and at least 0")
+        if self.objective_rows is not None and self.objective_rows < 1:
+            raise ValueError(f"Pairwise: objective_rows={self.objective_rows} must be at least 1, or None for all")
         for name in self.metrics:
             ranking.parse(name)
 
@@ -145,8 +150,9 @@ class Pairwise(Problem):
     # The exact objective.
 
     def objective(self, x: Vector, full: Full) -> Array:
-        a, b = self._scores(x, full[self.first], self.score_of), self._scores(x, full[self.second], self.second_score)
-        weight, other = self.row_share(full[self.first]), self.row_share(full[self.second])
+        first, second = (self._some(full[split]) for split in (self.first, self.second))
+        a, b = self._scores(x, first, self.score_of), self._scores(x, second, self.second_score)
+        weight, other = self.row_share(first), self.row_share(second)
         size = max(1, PAIRS // b.shape[0])
         f = self.f or (lambda u: u)
 
@@ -174,6 +180,15 @@ class Pairwise(Problem):
             return jnp.full(rows.weight.shape, 1 / rows.weight.shape[0], rows.weight.dtype)
         count = jax.ops.segment_sum(jnp.ones_like(rows.weight), rows.client, rows.clients)
         return 1 / (count[rows.client] * jnp.sum(count > 0).astype(count.dtype))
+
+    def _some(self, rows: Rows) -> Rows:
+        """All rows, or as many as the objective looks at."""
+        size, most = rows.weight.shape[0], self.objective_rows
+        if most is None or size <= most:
+            return rows
+        take = np.arange(most) * size // most
+        some = jax.tree.map(lambda a: a[take], (rows.examples, rows.weight, rows.client))
+        return Rows(*some, clients=rows.clients, chunk=rows.chunk)
 
     def _scores(self, x: Vector, rows: Rows, score: Callable) -> Array:
         of_one = jax.checkpoint(lambda example: score(x.tree, example))

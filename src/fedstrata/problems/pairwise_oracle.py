@@ -96,7 +96,8 @@ class PairwiseOracle(Oracle):
             behind = lambda z, row: problem.term(row.get("u"), row["score"], z)
             one = pairs(ahead, active, xi.rows, xi.weight.ndim == 1)
             two = pairs(behind, scores.second, zeta.rows, zeta.weight.ndim == 1)
-            add = lambda terms, weight: jnp.sum(terms * weight.astype(terms.dtype), axis=1)
+            wide = lambda weight: weight[None] if weight.ndim == 1 else weight
+            add = lambda terms, weight: jnp.sum(terms * wide(weight).astype(terms.dtype), axis=1)
             of_first = self.samples["first"].mean(add(one, xi.weight))
             of_second = self.samples["second"].mean(add(two, zeta.weight))
             return omega_1 * of_first + omega_2 * of_second + problem.penalty(x).astype(of_first.dtype)
@@ -164,8 +165,8 @@ class PairwiseOracle(Oracle):
         second = self.samples["second"].mean(jnp.square(scores.second - b) + 2 * (1 + alpha_) * scores.second)
         own = self.omegas
         p = problem.positive_share.astype(first.dtype)
-        value = p * (1 - p) * (own[0] * first + own[1] * second - jnp.square(alpha_))
-        return value + problem.penalty(Vector(x)).astype(value.dtype)
+        penalty = problem.penalty(Vector(x)).astype(first.dtype)
+        return p * (1 - p) * (own[0] * first + own[1] * second - jnp.square(alpha_) + penalty)
 
     def minmax_grads(self, v: Vector, alpha: Vector) -> tuple[Vector, Vector]:
         """Its gradients in (x, a, b) and in α."""
