@@ -1,6 +1,7 @@
 import jax
 import numpy as np
 import pandas as pd
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -184,3 +185,36 @@ def test_any_pytree_is_an_example():
     left, right = fed["train"].examples["pair"]
     np.testing.assert_array_equal(left, right)
     assert isinstance(fed["train"], Split)
+
+
+@given(st.integers(1, 5), st.integers(2, 40), st.integers(0, 999))
+def test_by_label_parts_the_train_rows_of_every_client(clients, rows, seed):
+    rng = np.random.default_rng(seed)
+    ids = np.concatenate([np.arange(clients), rng.integers(clients, size=rows)])
+    y = np.concatenate([[0, 2], rng.integers(3, size=ids.size - 2)]) if ids.size > 2 else np.array([0, 2])[: ids.size]
+    fed = Federation.from_arrays({"x": np.arange(ids.size), "y": y}, ids, classes=3)
+    again = fed.by_label(positive=2)
+    same(again["train"], fed["train"])
+    for client in range(clients):
+        shard = fed["train"].shard(client)
+        for name, has in (("positives", shard["y"] == 2), ("negatives", shard["y"] != 2)):
+            same(again[name].shard(client), {leaf: column[has] for leaf, column in shard.items()})  # in the old order
+    assert again["positives"].size + again["negatives"].size == ids.size
+
+
+def test_by_label_keeps_other_splits_and_refuses_one_class():
+    fed = toy().hold_out("valid", 0.25)
+    parted = fed.by_label()
+    assert {*parted.splits} == {"train", "valid", "positives", "negatives"}
+    same(parted["valid"], fed["valid"])
+    assert (parted["positives"].examples["y"] == 1).all()
+    assert not (parted["negatives"].examples["y"] == 1).any()
+    with pytest.raises(ValueError, match=r"no row has y = 7"):
+        fed.by_label(positive=7)
+    alike = Federation.from_clients([{"x": np.zeros((3, 1)), "y": np.ones(3, int)}])
+    with pytest.raises(ValueError, match=r"all rows have y = 1"):
+        alike.by_label()
+    with pytest.raises(ValueError, match="colour"):
+        fed.by_label(label="colour")
+    with pytest.raises(ValueError, match="no named columns"):
+        Federation.from_clients([np.zeros((3, 2))]).by_label()

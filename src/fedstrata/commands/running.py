@@ -17,6 +17,7 @@ from fedstrata.commands.folder import Folder
 from fedstrata.commands.output import console, print_json, print_table
 from fedstrata.experiments import Experiment, Setup
 from fedstrata.files import cache_folder
+from fedstrata.problems.base import model_of
 from fedstrata.report import Comparison, compare
 from fedstrata.runtime.describe import describe
 from fedstrata.runtime.result import DivergenceWarning, Result
@@ -76,7 +77,7 @@ class Plan(NamedTuple):
     @property
     def model(self) -> Any:
         """What the parameters belong to, where the problem was made from a model."""
-        return getattr(getattr(self.setup.problem, "loss", None), "model", None)
+        return model_of(self.setup.problem)
 
     def settings(self) -> dict[str, Any]:
         """Everything that decides the result, as plain JSON."""

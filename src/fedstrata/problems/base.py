@@ -175,6 +175,11 @@ class Rows(eqx.Module):
 Full = Mapping[str, Rows]  # by split
 
 
+def model_of(problem: Any) -> Any:
+    """What a problem's parameters belong to, where it was made from a model: its own, or its loss's."""
+    return getattr(problem, "model", None) or getattr(getattr(problem, "loss", None), "model", None)
+
+
 class Problem(eqx.Module):
     """A federated objective. It knows its true value, gradient and stationarity on full data, and its oracle."""
 

@@ -33,11 +33,13 @@ class Pairwise(Problem):
 
     score: h, as `score(params, example)`, a number or a vector; or a model with one output, which sees `example["x"]`.
     pair_loss: ℓ, as `loss(a, b)` of two scores, or one of `fs.pair_losses`, which may bring its own f.
-    outer: f, as `outer(u)` of the mean loss u of one example of the first set; None: the loss's own, else f(u) = u.
+    outer: f, as `outer(u)` of the mean loss u of one example of the first set (of log u for a loss that gives its
+    logarithm); None: the loss's own, else f(u) = u.
     first, second: the splits S_1 and S_2. `federation.by_label()` makes "positives" and "negatives".
     weighting: "examples": every example counts alike, as above; "clients": every client that has any does.
-    l2: adds $\frac{l_2}{2} \|w\|^2$. label: the column that is 1 for positives. objective_rows: the recorded objective
-    is that of at most so many examples of each set, evenly spaced (None: of all).
+    l2: adds $\frac{l_2}{2} \|w\|^2$. label, positive: the column of labels, and the one of positives, as for
+    `by_label`. objective_rows: the recorded objective and its gradient are those of at most so many examples of each
+    set, evenly spaced (None: of all).
     metrics: recorded beside the objective: "auc", "ap" (average precision), "pauc_0.3" (false positive rate up to 0.3;
     McClish's scale, on which guessing is 0.5), "pauc_raw_0.3" (the area over 0.3), "tpauc_0.5_0.3" (both ways: true
     positive rate from 0.5).
@@ -60,6 +62,7 @@ class Pairwise(Problem):
     l2: float = 0.0
     metrics: tuple[str, ...] = eqx.field(default=("auc",), static=True, converter=tuple)
     label: str = eqx.field(default="y", static=True)
+    positive: int = eqx.field(default=1, static=True)
     objective_rows: int | None = eqx.field(default=None, static=True)
     # Set by `bind`.
     counts: tuple[Array, Array] | None = None  # (N,) examples of each client in the first and the second set
@@ -90,15 +93,23 @@ class Pairwise(Problem):
     def streams(self) -> Mapping[str, str]:  # pyright: ignore[reportIncompatibleVariableOverride]
         return {"first": self.first, "second": self.second}
 
+    @property
+    def model(self) -> Model | None:
+        """What the parameters belong to, where scores are a model's."""
+        return self.score if isinstance(self.score, Model) else None
+
     def init(self, key: PRNGKeyArray) -> PyTree:
-        return self.score.init(key) if isinstance(self.score, Model) else super().init(key)
+        return super().init(key) if self.model is None else self.model.init(key)
 
     # One example, one pair.
 
     def score_of(self, params: PyTree, example: PyTree) -> Array:
         """h(z): one number or a vector."""
         if isinstance(self.score, Model):
-            return self.score(params, example["x"]).reshape(())
+            found = self.score(params, example["x"])
+            if found.size != 1:
+                raise ValueError(f"Pairwise: the model must have one output, the score; it has shape {found.shape}")
+            return found.reshape(())
         return jnp.asarray(self.score(params, example))
 
     def second_score(self, params: PyTree, example: PyTree) -> Array:
@@ -106,7 +117,7 @@ class Pairwise(Problem):
         score = self.score_of(params, example)
         if not getattr(self.pair_loss, "labelled", False):
             return score
-        return jnp.stack([score, (jnp.asarray(example[self.label]) == 1).astype(score.dtype)])
+        return jnp.stack([score, (jnp.asarray(example[self.label]) == self.positive).astype(score.dtype)])
 
     @property
     def in_logs(self) -> bool:
@@ -125,7 +136,7 @@ class Pairwise(Problem):
     def inner_mean(self, losses: Array, weight: Array) -> Array:
         """u = Σ_j weight_j ℓ_j over the first axis (with logarithms in and out where `in_logs`)."""
         if self.in_logs:
-            return jax.nn.logsumexp(losses, axis=0, b=weight.astype(losses.dtype))
+            return _log_mean_exp(losses, weight.astype(losses.dtype))
         return jnp.tensordot(weight.astype(losses.dtype), losses, axes=1, precision="highest")
 
     def blend(self, u: Array, fresh: Array, gamma: Any) -> Array:
@@ -202,8 +213,8 @@ class Pairwise(Problem):
         return {**super().evaluate(x, full, smooth), **self._measured(x, rows[:2] if own else [full["train"]])}
 
     def evaluate_split(self, x: Vector, full: Full, split: str) -> dict[str, Array]:
-        if split in (self.first, self.second):
-            return {}  # the training data once more
+        if split in (self.first, self.second, "positives", "negatives"):
+            return {}  # the training data once more, or one class of it
         return self._measured(x, [full[split]])
 
     def evaluate_clients(self, x: Vector, rows: Rows) -> dict[str, Array]:
@@ -221,7 +232,7 @@ class Pairwise(Problem):
         return self._scores(x, rows, self.score_of)
 
     def _labels(self, rows: Rows) -> Array:
-        return jnp.asarray(rows.examples[self.label]) == 1
+        return jnp.asarray(rows.examples[self.label]) == self.positive
 
     # What clients know of each other.
 
@@ -243,8 +254,13 @@ class Pairwise(Problem):
         return jnp.where(place < count, weight * (batch / jnp.maximum(count, 1).astype(dtype)), 0)
 
     @property
+    def bound(self) -> bool:
+        """Whether it knows its federation and how samples are drawn."""
+        return self.counts is not None and self.batches is not None
+
+    @property
     def _bound(self) -> tuple[Any, Any]:
-        if self.counts is None or self.batches is None:
+        if not self.bound:
             raise ValueError(
                 "this Pairwise problem does not know its federation yet; fs.run tells it, as does problem.bind"
             )
@@ -294,6 +310,14 @@ class Pairwise(Problem):
                 raise ValueError(
                     f"Pairwise: this federation has no split {split!r}; federation.by_label() makes it from the labels"
                 )
+            examples = federation[split].examples if split in ("positives", "negatives") else {}
+            if self.label in examples:
+                has = np.asarray(examples[self.label]) == self.positive
+                if has.any() != has.all() or has.all() != (split == "positives"):
+                    raise ValueError(
+                        f"Pairwise: the split {split!r} does not go with label={self.label!r}, positive={self.positive}"
+                        "; give the problem the label and the positive that by_label was given"
+                    )
         self._trace(x, federation)
 
     def bind(self, x: Vector, federation: Any, rule: Sampler | None = None) -> "Pairwise":
@@ -324,3 +348,15 @@ class Pairwise(Problem):
             what = "pair_loss(a, b)" if self.f is None else "outer(pair_loss(a, b))"
             raise ValueError(f"Pairwise: {what} must give one real number for scores {shapes}, not {value}")
         return tuple((tuple(s.shape), jnp.dtype(s.dtype)) for s in (*shapes, u))
+
+
+def _log_mean_exp(logs: Array, weight: Array) -> Array:
+    """log Σ_j weight_j exp(logs_j), for logarithms of any size.
+
+    The largest is left out of the exponentials, and the others are never above it: compiled code computes logarithms
+    anew where it subtracts their maximum, and may be off by a rounding, which at 1e11 is thousands.
+    """
+    top = jnp.argmax(jnp.where(weight > 0, logs, -jnp.inf))
+    gap = logs - logs[top]
+    rest = weight * jnp.exp(jnp.where(gap > 0, 0, gap))
+    return logs[top] + jnp.log(jnp.sum(jnp.where(jnp.arange(logs.shape[0]) == top, weight, rest)))

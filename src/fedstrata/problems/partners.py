@@ -44,8 +44,12 @@ def drawn(
     """Some rows of a pool. key: the client's key of the round; number: a random stream of this pool's own.
 
     "shuffled" goes through the pool in an order of the client's own, a piece in every step, and shuffles again when the
-    pool is used up; "replacement" draws every row anew. Both look up what they need: the pool is never moved.
+    pool is used up; "replacement" draws every row anew. Both look up what they need: the pool is never moved. Rows of
+    weight 0, of clients that have none of this kind, are not drawn, and the others count so much less.
     """
+    every = jnp.maximum(pool.size(), 1)
+    pool = Pool(pool.rows, pool.client, pool.valid & (row_weight > 0), pool.capacity, pool.history)
+    row_weight = row_weight * (pool.size() / every).astype(row_weight.dtype)
     count, each = jnp.maximum(pool.size(), 1), 1
     for length in shape:
         each *= length

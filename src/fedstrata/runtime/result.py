@@ -63,15 +63,16 @@ class Result:
     def save_model(self, path: Any, **labels: Any) -> None:
         """The trained model of one run as a file that `fs.load_model` reads (the problem must have a model)."""
         from fedstrata.models.saved import save_model
+        from fedstrata.problems.base import model_of
         from fedstrata.problems.losses import Regression
 
-        loss = getattr(self.problem, "loss", None)
-        model = getattr(loss, "model", None)
+        model = model_of(self.problem)
         if model is None:
             raise ValueError(
                 "Result.save_model: this problem was not made from a model; save `result.solution()` yourself"
             )
-        task = "regression" if isinstance(loss, Regression) else "classification"
+        regression = isinstance(getattr(self.problem, "loss", None), Regression)
+        task = "regression" if regression else "classification"
         save_model(path, model, self.solution(**labels), {"algorithm": self.label, "rounds": self.rounds}, task)
 
     def plot(self, y: str = "objective", x: Any = "round", path: Any = None, **options: Any) -> "Figure":

@@ -49,6 +49,8 @@ class PoolingMethod(PairwiseMethod):
 
     def check(self, problem: Any) -> None:
         name, size = type(self).__name__, getattr(self, "pool_size", None)
+        if not problem.bound:
+            return
         if problem.may_idle:
             raise ValueError(
                 f"{name}: with Epochs(per_round=...) a client may be done before the others and would pool too few "

@@ -90,7 +90,7 @@ class FedX2(PoolingMethod):
         return view._replace(first=view.first.write(0, first), second=view.second.write(0, second))
 
     def client_start(self, oracle: PairwiseOracle, start: Any, state: Any) -> Any:
-        if self.u_start != "pool":
+        if self.u_start != "pool" or oracle.problem.linear:
             return state
         negatives = oracle.pooled(start.second)
         scores = state.first.rows["score"]
