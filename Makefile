@@ -22,7 +22,7 @@ $(READY): pyproject.toml
 	touch $(READY)
 
 demo: $(READY)
-	$(BIN)/fedstrata run digits --out out/demo --force
+	$(BIN)/fedstrata run clinics --out out/demo --force
 
 test: $(READY)
 	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadgroup

@@ -40,19 +40,40 @@ def test_heart_disease_hospitals(need):
     assert positives == [139, 106, 115, 149]
     assert fed.features is not None
     chol = fed.features.index("chol")
-    assert np.unique(fed["train"].shard(2)["x"][:, chol]).size == 1  # Switzerland measured none: one filled-in value
-    assert fed["train"].examples["x"][:, chol].min() > 0
+    marked = fed["train"].examples["missing"]
+    assert marked.shape == fed["train"].examples["x"].shape
+    assert fed["train"].shard(2)["missing"][:, chol].all()  # Switzerland measured none
+    assert (fed["train"].examples["x"][marked] == 0).all()
 
 
-def test_heart_disease_imputation_is_the_pooled_median(need):
+def test_heart_disease_marks_what_is_missing(need):
     need("heart_disease")
     plain, marked = load("heart_disease"), load("heart_disease", indicators=True)
     x, gone = marked.train["x"], marked.features.index("thalach missing")
     column = marked.features.index("thalach")
     missing = x[:, gone] == 1
     assert missing.sum() == 0 + 1 + 1 + 53  # question marks in the four files
-    assert np.unique(x[missing, column]) == np.median(x[~missing, column])
-    np.testing.assert_array_equal(x[:, : len(plain.features)], plain.train["x"])
+    np.testing.assert_array_equal(missing, marked.train["missing"][:, column])
+    many = len(plain.features)
+    assert not marked.train["missing"][:, many:].any()  # the indicators themselves are always known
+    for leaf in ("x", "missing"):
+        np.testing.assert_array_equal(marked.train[leaf][:, :many], plain.train[leaf])
+    codes = [k for k, name in enumerate(plain.features) if name.startswith("restecg")]
+    assert (plain.train["missing"][:, codes].sum(axis=0) == 2).all()  # a missing code is missing in all its columns
+
+
+def test_heart_disease_is_filled_in_from_training_rows_only(need):
+    need("heart_disease")
+    held = federate("heart_disease", test=0.25)
+    whole = held.impute()
+    assert set(whole["train"].examples) == {"x", "y"}
+    x, gone = (held["train"].examples[leaf] for leaf in ("x", "missing"))
+    for split in ("train", "test"):
+        given = held[split].examples
+        for column in range(x.shape[1]):
+            middle = np.median(x[~gone[:, column], column])
+            wanted = np.where(given["missing"][:, column], middle, given["x"][:, column])
+            np.testing.assert_array_equal(whole[split].examples["x"][:, column], wanted)
 
 
 def test_tcga_regions(need):

@@ -1,4 +1,4 @@
-"""Row and column arithmetic behind `Federation.hold_out`, `by_label`, `standardize` and `select`, all vectorised."""
+"""Row and column arithmetic behind `Federation.hold_out`, `by_label`, `impute` and so on, all vectorised."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -113,6 +113,29 @@ def standardize(splits: Mapping[str, Split], name: str) -> dict[str, Split]:
     for key, split in splits.items():
         has = isinstance(split.examples, Mapping) and name in split.examples
         examples = {**split.examples, name: _scaled(split.examples[name], mean, scale)} if has else split.examples
+        new[key] = Split(examples, split.offsets, split.pooled)
+    return new
+
+
+def impute(splits: Mapping[str, Split], name: str, mask: str) -> dict[str, Split]:
+    """Splits with the marked entries of one leaf replaced by medians of its train rows, and without the marks."""
+    train = splits["train"].examples
+    for leaf in (name, mask):
+        if not isinstance(train, Mapping) or leaf not in train:
+            raise unknown("leaf (Federation.impute)", leaf, train if isinstance(train, Mapping) else ())
+    gone = np.asarray(train[mask], bool)
+    if gone.shape != train[name].shape:
+        raise ValueError(
+            f"Federation.impute: {mask!r} has shape {gone.shape}, {name!r} {train[name].shape}; it must be alike."
+        )
+    nobody = gone.all(axis=0)  # a column that no train row has is 0 wherever it is missing
+    median = np.nanmedian(np.where(gone & ~nobody, np.nan, np.where(nobody, 0, train[name])), axis=0)
+    new = {}
+    for key, split in splits.items():
+        examples = split.examples
+        if isinstance(examples, Mapping) and mask in examples:
+            filled = np.where(examples[mask], median, examples[name]).astype(examples[name].dtype)
+            examples = {**{k: v for k, v in examples.items() if k != mask}, name: filled}
         new[key] = Split(examples, split.offsets, split.pooled)
     return new
 

@@ -225,6 +225,14 @@ class Federation(eqx.Module):
         """Columns of all splits with the train rows' mean 0 and deviation 1; constant columns are only centred."""
         return self._replace(edit.standardize(self.splits, leaf))
 
+    def impute(self, leaf: str = "x", mask: str = "missing") -> Self:
+        """Entries that `mask` marks, in all splits, become their column's median over the known train entries.
+
+        The mask is then gone. Hold rows out before, or they have a say in each other's values. The median is one over
+        all clients, as is the mean of `standardize`: a statistic that a real federation would have to find jointly.
+        """
+        return self._replace(edit.impute(self.splits, leaf, mask))
+
     def select(self, ids: Any) -> Self:
         """The federation of the chosen clients, in the given order; pooled splits stay whole."""
         chosen = edit.chosen(ids, self.clients)

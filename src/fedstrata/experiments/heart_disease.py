@@ -15,7 +15,7 @@ def build(l2: float = 0.001, seed: int = 0) -> Setup:
     from fedstrata.problems.average import Average
     from fedstrata.problems.losses import Classification
 
-    federation = federate("heart_disease", seed=seed, test=0.25).standardize()
+    federation = federate("heart_disease", seed=seed, test=0.25).impute().standardize()
     features = federation["train"].examples["x"].shape[1]
     return Setup(Average(Classification(Linear(features), l2=l2)), federation)
 

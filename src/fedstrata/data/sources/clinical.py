@@ -16,11 +16,12 @@ CODED = {"cp": (2, 3, 4), "restecg": (1, 2)}  # one column per value, the first 
 def heart_disease(indicators: bool = False) -> Dataset:
     """920 patients of four hospitals; label 1 if a disease was found (num > 0).
 
-    Columns `slope`, `ca` and `thal` are left out: a third to two thirds of their values are missing. In the other ten
-    a missing value (`?`, or the impossible 0 of `chol` and `trestbps`: all of Switzerland's `chol`) becomes the median
-    of the known values of all hospitals together, a statistic that a real federation would have to compute jointly.
-    `indicators=True` adds a 0/1 column for each column with missing values. `cp` and `restecg` are one-hot without
-    their first value. Nothing is scaled: `Federation.standardize` does that.
+    Columns `slope`, `ca` and `thal` are left out: a third to two thirds of their values are missing. In the others a
+    missing value (`?`, or the impossible 0 of `chol` and `trestbps`: all of Switzerland's `chol`) is 0 here, and True
+    in the leaf `missing`, which has the shape of `x`. `Federation.impute` fills them in from the training rows: call it
+    after rows are held out, or the test has a say in its own features. `indicators=True` adds a 0/1 column for each
+    column with missing values. `cp` and `restecg` are one-hot without their first value. Nothing is scaled:
+    `Federation.standardize` does that.
     """
     tables = [_hospital(name) for name in HOSPITALS]
     raw, label = np.concatenate([t[:, :10] for t in tables]), np.concatenate([t[:, 13] for t in tables])
@@ -28,17 +29,24 @@ def heart_disease(indicators: bool = False) -> Dataset:
         column = raw[:, COLUMNS.index(name)]
         column[column == 0] = np.nan
     missing = np.isnan(raw)
-    filled = np.where(missing, np.nanmedian(raw, axis=0), raw)
+    known = np.where(missing, 0, raw)
     columns: dict[str, np.ndarray] = {}
+    gone: dict[str, np.ndarray] = {}
     for j, name in enumerate(COLUMNS):
-        if name in CODED:
-            columns |= {f"{name} = {value}": filled[:, j] == value for value in CODED[name]}
-        else:
-            columns[name] = filled[:, j]
+        new = {f"{name} = {value}": known[:, j] == value for value in CODED.get(name, ())} or {name: known[:, j]}
+        columns |= new
+        gone |= dict.fromkeys(new, missing[:, j])
     if indicators:
-        columns |= {f"{name} missing": missing[:, j] for j, name in enumerate(COLUMNS) if missing[:, j].any()}
+        more = {f"{name} missing": missing[:, j] for j, name in enumerate(COLUMNS) if missing[:, j].any()}
+        columns |= more
+        gone |= dict.fromkeys(more, np.zeros(len(label), bool))
+    stacked = lambda of: np.stack(list(of.values()), axis=1)
     return Dataset(
-        train={"x": np.stack(list(columns.values()), axis=1).astype(np.float32), "y": (label > 0).astype(np.int32)},
+        train={
+            "x": stacked(columns).astype(np.float32),
+            "y": (label > 0).astype(np.int32),
+            "missing": stacked(gone),
+        },
         classes=2,
         features=tuple(columns),
         clients=np.repeat(np.arange(len(tables)), [len(t) for t in tables]),

@@ -1,0 +1,68 @@
+"""Divisions of the sites' rows into train, valid and test, prepared with statistics of training rows only."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from fedstrata.experiments.base import Setup
+
+if TYPE_CHECKING:
+    from fedstrata.data.federation import Federation
+
+TEST, VALID = 0.3, 0.2  # of every site's rows, and of what is left; label by label
+
+
+def divided(federation: "Federation", seed: int) -> "Federation":
+    """A division as it was measured: nothing filled in, nothing scaled."""
+    return federation.hold_out("test", TEST, seed).hold_out("valid", VALID, seed)
+
+
+def prepared(division: "Federation", site: int | None = None) -> "Federation":
+    """Missing values filled in, columns scaled, positives and negatives of the training rows told apart.
+
+    The medians, means and deviations are those of all training rows; with a site, of its own alone, as somebody would
+    have them who knows no other. The other rows are still there to be evaluated on.
+    """
+    from fedstrata.data.federation import Federation, Split
+
+    splits = division.splits
+    if site is not None:
+        own = division.select([site])["train"]
+        splits = {**splits, "train": own, "everyone": splits["train"]}
+    known = Federation(splits, division.names, division.classes, division.features)
+    if "missing" in splits["train"].examples:
+        known = known.impute()
+    splits = dict(known.standardize().splits)
+    if site is not None:
+        everyone: Split = splits.pop("everyone")
+        splits["train"] = everyone
+    return Federation(splits, division.names, division.classes, division.features).by_label()
+
+
+class Sites(Setup):
+    """The division of seed 0, prepared, and the way to those of other seeds."""
+
+    divide: Callable[[int], "Federation"]  # by seed, as measured
+    l2: float
+
+    @classmethod
+    def of(cls, divide: Callable[[int], "Federation"], l2: float) -> "Sites":
+        from fedstrata.experiments.hospitals.problems import Scored
+        from fedstrata.models import Linear
+        from fedstrata.problems.losses import Classification
+
+        federation = prepared(divide(0))
+        model = Linear(federation["train"].examples["x"].shape[1])
+        made = cls(Scored(Classification(model, l2), sites=tuple(federation.names)), federation)
+        made.divide, made.l2 = divide, l2
+        return made
+
+    def pairwise(self, pair_loss: Any, batch_size: Any) -> Any:
+        """The same model under a pairwise loss, bound to these data: methods with pools are checked against it."""
+        from fedstrata.data.sampling import sampler
+        from fedstrata.experiments.hospitals.problems import Paired
+        from fedstrata.vector import Vector
+
+        problem: Any = self.problem
+        model = problem.loss.model
+        found = Paired(model, pair_loss, l2=self.l2, metrics=(), sites=problem.sites)
+        return found.bind(Vector(model.init()), self.federation, sampler(batch_size))
