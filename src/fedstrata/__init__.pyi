@@ -90,12 +90,12 @@ from fedstrata import fairness as fairness
 from fedstrata import hypergradients as hypergradients
 from fedstrata import metrics as metrics
 from fedstrata.algorithms import AFL as AFL
+from fedstrata.algorithms import CODASCA as CODASCA
 from fedstrata.algorithms import FCFL as FCFL
 from fedstrata.algorithms import QFFL as QFFL
-from fedstrata.algorithms import CODASCA as CODASCA
 from fedstrata.algorithms import SOX as SOX
-from fedstrata.algorithms import CODAPlus as CODAPlus
 from fedstrata.algorithms import AnchoredBiOAcc as AnchoredBiOAcc
+from fedstrata.algorithms import CODAPlus as CODAPlus
 from fedstrata.algorithms import CompositionalFedNest as CompositionalFedNest
 from fedstrata.algorithms import FedBiO as FedBiO
 from fedstrata.algorithms import FedBiOAcc as FedBiOAcc
