@@ -23,6 +23,9 @@ import numpy as np
 from jaxtyping import Array
 
 
+FEW = 2**16  # rows whose wins are summed one after the other; more of them in pairs, which takes longer to compile
+
+
 def auc(scores: Any, labels: Any, weights: Any = None) -> Array:
     r"""The area under the ROC curve, $P(s^+ > s^-) + \frac12 P(s^+ = s^-)$ for a random positive and negative.
 
@@ -148,8 +151,12 @@ def _auc_by_client(scores: Array, positive: Array, client: Array, clients: int) 
     before = jax.lax.cummax(jnp.where(first, fp[:-1], 0))
     beaten = (fp[:-1] - before + fp[1:] - before).astype(float) / 2
     wins = jnp.where(scores != scores, jnp.nan, jnp.diff(tp).astype(float) * beaten)
-    sums = jnp.concatenate([jnp.zeros(1, float), jax.lax.associative_scan(_restarting, (first, wins))[1]])
-    return jnp.where(jnp.diff(bounds) > 0, sums[bounds[1:]], 0) / positives / negatives
+    if client.size <= FEW:
+        total = jax.ops.segment_sum(wins, client, clients)
+    else:
+        sums = jnp.concatenate([jnp.zeros(1, float), jax.lax.associative_scan(_restarting, (first, wins))[1]])
+        total = jnp.where(jnp.diff(bounds) > 0, sums[bounds[1:]], 0)
+    return total / positives / negatives
 
 
 def _restarting(left: tuple[Array, Array], right: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -172,7 +179,10 @@ def _roc(scores: Array, positive: Array, weights: Array | None) -> tuple[Array, 
 
 def _ends(steps: Array, counts: Array) -> Array:
     """0 and the running sums; a row before the end of its tie group repeats the sum of the group before."""
-    sums = jax.lax.associative_scan(jnp.add, counts)  # in pairs on every device, as cumsum does not promise
+    if counts.dtype == jnp.int32:
+        sums = jnp.cumsum(counts)
+    else:  # in pairs on every device, which cumsum does not promise, at the price of a slow compilation
+        sums = jax.lax.associative_scan(jnp.add, counts)
     last = jnp.concatenate([steps, jnp.ones(min(counts.size, 1), bool)])
     return jnp.concatenate([jnp.zeros(1, sums.dtype), jax.lax.cummax(jnp.where(last, sums, 0))])
 
