@@ -15,7 +15,9 @@ from references import least_squares
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/regularized.md", "docs/nested.md", "docs/bilevel.md", "docs/pairwise.md"])
+@pytest.mark.parametrize(
+    "page", ["README.md", "docs/regularized.md", "docs/nested.md", "docs/bilevel.md", "docs/pairwise.md"]
+)
 def test_the_code_of_the_pages_runs(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.S)

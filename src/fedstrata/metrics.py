@@ -22,7 +22,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-
 FEW = 2**16  # rows whose wins are summed one after the other; more of them in pairs, which takes longer to compile
 
 
@@ -179,10 +178,9 @@ def _roc(scores: Array, positive: Array, weights: Array | None) -> tuple[Array, 
 
 def _ends(steps: Array, counts: Array) -> Array:
     """0 and the running sums; a row before the end of its tie group repeats the sum of the group before."""
-    if counts.dtype == jnp.int32:
-        sums = jnp.cumsum(counts)
-    else:  # in pairs on every device, which cumsum does not promise, at the price of a slow compilation
-        sums = jax.lax.associative_scan(jnp.add, counts)
+    # Floats in pairs on every device, which cumsum does not promise; that takes longer to compile.
+    in_pairs = lambda numbers: jax.lax.associative_scan(jnp.add, numbers)
+    sums = (jnp.cumsum if counts.dtype == jnp.int32 else in_pairs)(counts)
     last = jnp.concatenate([steps, jnp.ones(min(counts.size, 1), bool)])
     return jnp.concatenate([jnp.zeros(1, sums.dtype), jax.lax.cummax(jnp.where(last, sums, 0))])
 

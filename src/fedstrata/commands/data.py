@@ -32,7 +32,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(options: argparse.Namespace) -> int:
-    from fedstrata.data.sources import available, store
+    from fedstrata.data.sources import available, by_hand, store
 
     if options.action not in _ACTIONS:
         raise unknown("action of `fedstrata data`:", options.action, _ACTIONS)
@@ -44,7 +44,9 @@ def execute(options: argparse.Namespace) -> int:
     if options.name is not None and options.name not in with_files:
         if options.action == "list":
             return _list(options)
-        return _show(options, [], f"{options.name} comes with scikit-learn: there is nothing to {options.action}.")
+        own = options.name in by_hand.FILES
+        note = "has no address to fetch from: put it there by hand" if own else "comes with scikit-learn"
+        return _show(options, [], f"{options.name} {note}: there is nothing to {options.action}.")
     if options.action == "list":
         return _list(options)
     name: Any = options.name
@@ -53,19 +55,20 @@ def execute(options: argparse.Namespace) -> int:
 
 
 def _list(options: argparse.Namespace) -> int:
-    from fedstrata.data.sources import available, store
+    from fedstrata.data.sources import available, by_hand, store
     from fedstrata.report.format import human_bytes
 
     rows = [row for row in store.status() if options.name in (None, row.source)]
     files = lambda name: [row for row in rows if row.source == name]
     chosen = [s for s in available().values() if options.name in (None, s.name)]
     if options.json:
-        built_in = lambda s: not files(s.name)
+        built_in = lambda s: not files(s.name) and s.name not in by_hand.FILES
         about = lambda s: {"name": s.name, "title": s.title, "origin": s.origin, "licence": s.licence}
         print_json({"sets": [{**about(s), "built_in": built_in(s)} for s in chosen], "files": _plain(rows)})
         return 0
     size = lambda name: human_bytes(sum(row.size for row in files(name))) if files(name) else "–"
-    table = [[s.name, size(s.name), _where(files(s.name)), s.licence, s.title] for s in chosen]
+    hand = lambda name: ("here" if by_hand.find(name) else "missing, by hand") if name in by_hand.FILES else ""
+    table = [[s.name, size(s.name), hand(s.name) or _where(files(s.name)), s.licence, s.title] for s in chosen]
     print_table("Data sets", ["name", ">size", "files", "licence", "what"], table)
     return 0
 

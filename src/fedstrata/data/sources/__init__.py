@@ -3,7 +3,7 @@
 import inspect
 from typing import Any
 
-from fedstrata.data.sources import bundled, clinical, credit, finance, images, libsvm
+from fedstrata.data.sources import bundled, by_hand, clinical, credit, finance, images, libsvm
 from fedstrata.data.sources.dataset import Dataset, Source
 from fedstrata.errors import unknown
 
@@ -16,7 +16,8 @@ def available() -> dict[str, Source]:
     >>> available()["heart_disease"].title
     'heart disease, four hospitals'
     """
-    found = [source for module in (bundled, clinical, credit, finance, images, libsvm) for source in module.SOURCES]
+    modules = (bundled, by_hand, clinical, credit, finance, images, libsvm)
+    found = [source for module in modules for source in module.SOURCES]
     return {source.name: source for source in sorted(found, key=lambda source: source.name)}
 
 

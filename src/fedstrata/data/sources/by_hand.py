@@ -1,0 +1,86 @@
+"""Pictures whose files nobody may pass on, or that are too large to: put there by hand, and not checked.
+
+A file is looked for as the others are, in $FEDSTRATA_DATA/NAME and in the cache. Its checksum is not known here.
+"""
+
+import io
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedstrata.data.sources import store
+from fedstrata.data.sources.dataset import Dataset, Source
+from fedstrata.data.sources.images import examples_of
+
+FILES = {
+    "cifar100": ("cifar-100-binary.tar.gz", "the official archive, binary version, of www.cs.toronto.edu/~kriz"),
+    "chestmnist": ("chestmnist.npz", "the official 28 x 28 file of MedMNIST v2 (medmnist.com)"),
+    "chexpert": (
+        "consolidation.npz",
+        "made by hand from CheXpert (stanfordmlgroup.github.io, after an agreement): uint8 arrays train_images, "
+        "val_images and test_images of one size, and 0/1 arrays train_labels, val_labels and test_labels "
+        "(Consolidation; the last 1,000 training pictures are val, the official validation set is test)",
+    ),
+}
+MASS = 4  # the column of ChestMNIST's fourteen findings
+
+
+def find(name: str) -> Path | None:
+    """Where the file of such a set is, if anywhere."""
+    folders = [folder for folder in (store.shared(), store.cache()) if folder is not None]
+    paths = [folder / name / FILES[name][0] for folder in folders]
+    return next((path for path in paths if path.is_file()), None)
+
+
+def _read(name: str) -> bytes:
+    path = find(name)
+    if path is None:
+        file, what = FILES[name]
+        place = store.shared() or "$FEDSTRATA_DATA (not set)"
+        raise FileNotFoundError(
+            f"{name}: data absent. Put {file} ({what}) into {place}/{name} or {store.cache() / name}."
+        )
+    return path.read_bytes()
+
+
+def cifar100(flat: bool = False) -> Dataset:
+    """60,000 pictures of a hundred classes, 32 x 32 x 3."""
+    with tarfile.open(fileobj=io.BytesIO(_read("cifar100"))) as archive:
+        parts = [_records(archive, f"cifar-100-binary/{part}.bin") for part in ("train", "test")]
+    train, test = (examples_of(images, labels, flat) for images, labels in parts)
+    return Dataset(train, test, classes=100)
+
+
+def _records(archive: tarfile.TarFile, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Two bytes of labels, coarse and fine, and then 32 x 32 bytes of red, of green and of blue."""
+    member = archive.extractfile(name)
+    if member is None:
+        raise ValueError(f"cifar100: there is no {name} in the archive")
+    rows = np.frombuffer(member.read(), np.uint8).reshape(-1, 2 + 3072)
+    return rows[:, 2:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), rows[:, 1]
+
+
+def chestmnist(flat: bool = False) -> Dataset:
+    """112,120 chest X-rays, 28 x 28; label 1 where a mass was found."""
+    return _stored("chestmnist", flat, MASS)
+
+
+def chexpert(flat: bool = False) -> Dataset:
+    """Chest X-rays; label 1 where a consolidation was found."""
+    return _stored("chexpert", flat, 0)
+
+
+def _stored(name: str, flat: bool, column: int) -> Dataset:
+    with np.load(io.BytesIO(_read(name)), allow_pickle=False) as stored:
+        label: Any = lambda part: stored[f"{part}_labels"].reshape(len(stored[f"{part}_labels"]), -1)[:, column]
+        part = {p: examples_of(stored[f"{p}_images"], label(p), flat) for p in ("train", "val", "test")}
+    return Dataset(part["train"], part["test"], classes=2, valid=part["val"])
+
+
+SOURCES = (
+    Source("cifar100", "a hundred kinds of objects, 32 x 32 x 3", "Krizhevsky (2009)", "none stated", cifar100),
+    Source("chestmnist", "chest X-rays with or without a mass, 28 x 28", "MedMNIST v2", "CC BY 4.0", chestmnist),
+    Source("chexpert", "chest X-rays with or without a consolidation", "Irvin et al. (2019)", "research use", chexpert),
+)
