@@ -25,7 +25,7 @@ demo: $(READY)
 	$(BIN)/fedstrata run clinics --out out/demo --force
 
 test: $(READY)
-	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadgroup
+	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile
 
 lint: $(READY)
 	$(BIN)/ruff format --check .

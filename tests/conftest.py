@@ -28,6 +28,7 @@ jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
+
 _MAPS = 30_000  # every compiled program holds a few memory maps, and Linux allows a process 65,530 of them
 
 

@@ -70,7 +70,7 @@ def test_every_algorithm_runs_by_name(name, answer, command, monkeypatch):
     two = ("bilevel", "--data", "clients=3", "--data", "rows=5", "--quiet", "--no-cache")
     fair = ("fairness", "--data", "data=synthetic", "--quiet", "--no-cache")
     tasks = [(fs.Average, SMALL), (fs.Regularized, ("lasso", *SMALL[1:])), (fs.Nested, nested)]
-    tasks += [(fs.Bilevel, two), (fs.Fair, fair)]
+    tasks += [(fs.Bilevel, two), (fs.Fair, fair), (fs.Pairwise, ("clinics", "--quiet", "--no-cache"))]
     task = next(words for problem, words in tasks if issubclass(problem.Oracle, oracle_of(cls)))
     task = (*task, "--data", "inner=client") if task is nested and cls.solves == "client" else task
     task = (*task, "--data", "lower_level=global") if task is two and cls.solves == "global" else task

@@ -36,35 +36,32 @@ class PairwiseOracle(Oracle):
             out.append(found if problem.complete else jnp.where(here, found, 0))
         return Scores(*out)
 
-    def partners(
-        self, first: Pool, second: Pool, draws: Draws = "shuffled", shared: bool = True, count: int | None = None
-    ) -> Lazy:
+    def partners(self, first: Pool, second: Pool, draws: Draws = "shuffled", shared: bool = True) -> Lazy:
         """Partners of this step's examples, out of the pools that were received: as many as a step has rows.
 
         With batch_size="all" they are the whole pools. shared: all active examples have the same partners.
         """
         problem, sides = self.problem, []
-        dtype = self._dtype
         for side, pool in enumerate((first, second)):
-            weight = problem.row_weight(side, pool, dtype)
-            if problem.whole and count is None:
+            weight = problem.row_weight(side, pool, self._dtype)
+            if problem.whole:
                 sides.append(whole(pool, weight))
                 continue
-            p = problem.steps_rows[side] if count is None else count
-            shape = (p,) if shared else (problem.steps_rows[1 - side], p)
+            many = problem.steps_rows[side]
+            shape = (many,) if shared else (problem.steps_rows[1 - side], many)
             number = len(problem.streams) + 1 + side
             sides.append(drawn(pool, weight, shape, draws, self.round_key, self.clock, number))
         return Lazy(*sides, own=self.omegas)
 
-    def own_partners(self, scores: Scores, u: Array | None, weighted: bool = False) -> Lazy:
-        """This step's own examples as partners of each other: pairs inside one client only, and nothing old."""
+    def own_partners(self, scores: Scores, u: Array | None) -> Lazy:
+        """This step's own examples as partners of each other: pairs inside one client only, nothing old, no ω."""
         sides = []
         for stream, rows in zip(("first", "second"), scores, strict=True):
             mask = self.samples[stream].mask
             mask = jnp.ones(rows.shape[0], bool) if mask is None else mask
             weight = mask.astype(self._dtype) / jnp.maximum(jnp.sum(mask), 1).astype(self._dtype)
             sides.append(Side({"score": rows, "u": u} if stream == "first" else {"score": rows}, weight))
-        return Lazy(*sides, own=self.omegas if weighted else (1.0, 1.0))
+        return Lazy(*sides, own=(1.0, 1.0))
 
     @property
     def omegas(self) -> tuple[Array, Array]:

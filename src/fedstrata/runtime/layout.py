@@ -79,11 +79,6 @@ def write_rows(stacked: PyTree, rows: PyTree, ids: Array, present: Array, flat: 
     def write(old: Any, new: Any) -> Any:
         if isinstance(old, PerExample):
             split = flat[old.split]
-            if everyone:  # every row has an owner who wrote it: reads are faster than writes
-                size = _size(split)
-                owner = jnp.repeat(ids, split.count, total_repeat_length=size)
-                place = jnp.arange(size, dtype=jnp.int32) - split.start[owner]
-                return PerExample(jax.tree.map(lambda b: b[owner, place], new.rows), old.split)
             where = _window_rows(split, ids)
             inside = jnp.arange(split.capacity, dtype=jnp.int32)[None, :] < split.count[ids][:, None]
             inside = inside & present[:, None]

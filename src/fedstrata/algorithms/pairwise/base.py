@@ -2,8 +2,10 @@
 
 from typing import Any, ClassVar, Literal
 
-from fedstrata.algorithm import Algorithm, Phase, steps_of
+from fedstrata.algorithm import Algorithm, Phase, real
 from fedstrata.memory import PerExample, Pool
+from fedstrata.problems.pairwise_oracle import PairwiseOracle
+from fedstrata.problems.partners import Lazy
 from fedstrata.vector import Vector
 
 UStart = Literal["pool"] | int
@@ -35,20 +37,24 @@ class PoolingMethod(PairwiseMethod):
         "how many a client sends; ceil(local_steps / clients) for each set is the least that serves every step anew"
     )
 
+    step_size: float = real(above=0)
+    local_steps: int = 1
+    history: int = 1
+    pool_size: int | None = None
+    draws: Literal["shuffled", "replacement"] = "shuffled"
+    shared_partners: bool = True
+    extra_samples: bool = False
+
     def __check_init__(self) -> None:
-        super().__check_init__()
         name = type(self).__name__
-        for field in ("history", "pool_size"):
-            value = getattr(self, field)
-            if field == "pool_size" and value is None:
-                continue
+        for field, value in (("history", self.history), ("pool_size", 1 if self.pool_size is None else self.pool_size)):
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name}: {field}={value!r} must be a whole number >= 1")
-        if self.draws not in ("shuffled", "replacement"):  # pyright: ignore[reportAttributeAccessIssue]
-            raise ValueError(f'{name}: draws={self.draws!r} must be "shuffled" or "replacement"')  # pyright: ignore[reportAttributeAccessIssue]
+        if self.draws not in ("shuffled", "replacement"):
+            raise ValueError(f'{name}: draws={self.draws!r} must be "shuffled" or "replacement"')
 
     def check(self, problem: Any) -> None:
-        name, size = type(self).__name__, getattr(self, "pool_size", None)
+        name = type(self).__name__
         if not problem.bound:
             return
         if problem.may_idle:
@@ -56,25 +62,21 @@ class PoolingMethod(PairwiseMethod):
                 f"{name}: with Epochs(per_round=...) a client may be done before the others and would pool too few "
                 'scores; use sampling="epochs" or "replacement"'
             )
-        most = steps_of(self) * min(problem.steps_rows)
-        if size is not None and (problem.whole or size > most):
+        most = self.local_steps * min(problem.steps_rows)
+        if self.pool_size is not None and (problem.whole or self.pool_size > most):
             limit = "whole shards are pooled whole" if problem.whole else f"a round has {most} scores of each set"
-            raise ValueError(f"{name}: pool_size={size}: {limit}; leave it out or choose a smaller one")
+            raise ValueError(f"{name}: pool_size={self.pool_size}: {limit}; leave it out or choose a smaller one")
 
     def phases(self, problem: Any) -> list[Phase]:
-        streams = ("first", "second") * (2 if getattr(self, "extra_samples", False) else 1)
+        streams = ("first", "second") * (2 if self.extra_samples else 1)
         begin, end, server = self.local_begin, self.local_end, self.server_step
-        return [Phase(self.local_step, steps_of(self), begin=begin, end=end, server_step=server, streams=streams)]
+        return [Phase(self.local_step, self.local_steps, begin=begin, end=end, server_step=server, streams=streams)]
 
     def pool(self, problem: Any, side: int, row: Any) -> Pool:
-        size = getattr(self, "pool_size", None)
-        everything = steps_of(self) * problem.steps_rows[side]
-        return Pool.empty(row, everything if size is None else size, getattr(self, "history", 1))
+        """An empty pool of one set: as many rows as the steps of a round have, or as many as are sent."""
+        everything = self.local_steps * problem.steps_rows[side]
+        return Pool.empty(row, everything if self.pool_size is None else self.pool_size, self.history)
 
-    def lazy(self, oracle: Any, start: Any) -> Any:
-        """The partners of this step, out of the pools of the round before."""
-        return oracle.partners(start.first, start.second, getattr(self, "draws", "shuffled"), self._shared)
-
-    @property
-    def _shared(self) -> bool:
-        return getattr(self, "shared_partners", True)
+    def lazy(self, oracle: PairwiseOracle, start: Any) -> Lazy:
+        """The partners of this step, out of the pools of the rounds before."""
+        return oracle.partners(start.first, start.second, self.draws, self.shared_partners)

@@ -1,8 +1,7 @@
 """FedX1: pairwise losses across clients, with partners that are scores of the round before."""
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
-from fedstrata.algorithm import real
 from fedstrata.algorithms.pairwise.base import PoolingMethod
 from fedstrata.memory import Pool
 from fedstrata.placement import Averaged, Pooled
@@ -35,14 +34,6 @@ class FedX1(PoolingMethod):
 
     Reference: guo2022, Algorithm 1; line 12 names the two buffers in the wrong order, (4) and (5) are right.
     """
-
-    step_size: float = real(above=0)
-    local_steps: int = 1
-    history: int = 1
-    pool_size: int | None = None
-    draws: Literal["shuffled", "replacement"] = "shuffled"
-    shared_partners: bool = True
-    extra_samples: bool = False
 
     class State(NamedTuple):
         x: Averaged[Vector]

@@ -35,17 +35,10 @@ class FedX2(PoolingMethod):
     Reference: guo2022, Algorithm 2 (Algorithm 3 where a cohort takes part).
     """
 
-    step_size: float = real(above=0)
-    local_steps: int = 1
     memory_weight: float = real(0.2, above=0, at_most=1)
     momentum: float = real(0.1, above=0, at_most=1)
     u_start: UStart = "pool"
     momentum_start: Literal["zero", "first"] = "zero"
-    history: int = 1
-    pool_size: int | None = None
-    draws: Literal["shuffled", "replacement"] = "shuffled"
-    shared_partners: bool = True
-    extra_samples: bool = False
 
     class State(NamedTuple):
         x: Averaged[Vector]
@@ -69,7 +62,6 @@ class FedX2(PoolingMethod):
         )
 
     def __check_init__(self) -> None:
-        super().__check_init__()
         if self.momentum_start not in ("zero", "first"):
             raise ValueError(f'{type(self).__name__}: momentum_start={self.momentum_start!r} must be "zero" or "first"')
 
