@@ -16,8 +16,9 @@ from fedstrata.data.shard import Shard
 from fedstrata.errors import unknown
 from fedstrata.memory import Pool
 from fedstrata.models.base import Model
-from fedstrata.problems import ranking
+from fedstrata.problems import pairwise_checks, ranking
 from fedstrata.problems.base import Full, Problem, Rows
+from fedstrata.problems.log_means import log_mean_exp
 from fedstrata.problems.pair_losses import STEEP
 from fedstrata.problems.pairwise_oracle import PairwiseOracle
 from fedstrata.vector import Vector
@@ -136,7 +137,7 @@ class Pairwise(Problem):
     def inner_mean(self, losses: Array, weight: Array) -> Array:
         """u = Σ_j weight_j ℓ_j over the first axis (with logarithms in and out where `in_logs`)."""
         if self.in_logs:
-            return _log_mean_exp(losses, weight.astype(losses.dtype))
+            return log_mean_exp(losses, weight.astype(losses.dtype))
         return jnp.tensordot(weight.astype(losses.dtype), losses, axes=1, precision="highest")
 
     def blend(self, u: Array, fresh: Array, gamma: Any) -> Array:
@@ -305,20 +306,8 @@ class Pairwise(Problem):
     # Before a run.
 
     def check(self, x: Vector, federation: Any) -> None:
-        for split in (self.first, self.second):
-            if split not in federation.splits and split in ("positives", "negatives"):
-                raise ValueError(
-                    f"Pairwise: this federation has no split {split!r}; federation.by_label() makes it from the labels"
-                )
-            examples = federation[split].examples if split in ("positives", "negatives") else {}
-            if self.label in examples:
-                has = np.asarray(examples[self.label]) == self.positive
-                if has.any() != has.all() or has.all() != (split == "positives"):
-                    raise ValueError(
-                        f"Pairwise: the split {split!r} does not go with label={self.label!r}, positive={self.positive}"
-                        "; give the problem the label and the positive that by_label was given"
-                    )
-        self._trace(x, federation)
+        pairwise_checks.splits(self, federation)
+        pairwise_checks.traced(self, x, federation)
 
     def bind(self, x: Vector, federation: Any, rule: Sampler | None = None) -> "Pairwise":
         splits = [federation[name] for name in (self.first, self.second)]
@@ -327,36 +316,9 @@ class Pairwise(Problem):
         return dataclasses.replace(
             self,
             counts=tuple(jnp.asarray(c, jnp.int32) for c in counts),
-            shapes=self._trace(x, federation),
+            shapes=pairwise_checks.traced(self, x, federation),
             batches=batches,
             whole=isinstance(rule, Whole),
             may_idle=rule is not None and rule.may_idle,
             complete=bool(all((c > 0).all() for c in counts)),
         )
-
-    def _trace(self, x: Vector, federation: Any) -> tuple:
-        shapes = []
-        for split, score in ((self.first, self.score_of), (self.second, self.second_score)):
-            one = lambda a: jax.ShapeDtypeStruct(a.shape[1:], jax.dtypes.canonicalize_dtype(a.dtype))
-            found = jax.eval_shape(score, x.tree, jax.tree.map(one, federation[split].examples))
-            if not jnp.issubdtype(found.dtype, jnp.floating):
-                raise ValueError(f"Pairwise: score(params, example) must give real numbers, not {found}")
-            shapes.append(found)
-        u = jax.eval_shape(self.pair_loss, *shapes)
-        value = u if self.f is None else jax.eval_shape(self.f, u)
-        if not (hasattr(value, "shape") and value.shape == () and jnp.issubdtype(value.dtype, jnp.floating)):
-            what = "pair_loss(a, b)" if self.f is None else "outer(pair_loss(a, b))"
-            raise ValueError(f"Pairwise: {what} must give one real number for scores {shapes}, not {value}")
-        return tuple((tuple(s.shape), jnp.dtype(s.dtype)) for s in (*shapes, u))
-
-
-def _log_mean_exp(logs: Array, weight: Array) -> Array:
-    """log Σ_j weight_j exp(logs_j), for logarithms of any size.
-
-    The largest is left out of the exponentials, and the others are never above it: compiled code computes logarithms
-    anew where it subtracts their maximum, and may be off by a rounding, which at 1e11 is thousands.
-    """
-    top = jnp.argmax(jnp.where(weight > 0, logs, -jnp.inf))
-    gap = logs - logs[top]
-    rest = weight * jnp.exp(jnp.where(gap > 0, 0, gap))
-    return logs[top] + jnp.log(jnp.sum(jnp.where(jnp.arange(logs.shape[0]) == top, weight, rest)))
