@@ -132,7 +132,7 @@ class Told(fs.Average):
 
     size: int = 0
 
-    def bind(self, x, federation):
+    def bind(self, x, federation, rule=None):
         return Told(self.loss, size=x.size * federation.clients)
 
     def advice(self):

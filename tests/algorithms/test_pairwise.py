@@ -62,7 +62,7 @@ class Listing(NamedTuple):
     "case", [Listing("psm", 2, 1), Listing("squared hinge", 3, 2), Listing("psm", 2, 2, COHORTS)], ids=str
 )
 def test_fedx1_follows_its_listing(case):
-    result = case.run(fs.FedX1(0.3, case.steps, case.history))
+    result = case.run(fs.FedX1(0.3, case.steps, history=case.history))
     w = fedx1(case.task, LOSSES[case.loss], W, 0.3, case.steps, result.rounds, case.history, case.cohorts, 0.1)
     assert np.linalg.norm(w - W) > 0.1
     close(result.solution(), w)

@@ -222,7 +222,7 @@ def test_dry_run_estimates_and_writes_nothing(answer, tmp_path):
 
 
 def started(folder, *words: str) -> subprocess.Popen:
-    run = ["run", "least_squares", "--algorithm", "Scaffold", "--rounds", "40000", "--out", str(folder), "--quiet"]
+    run = ["run", "least_squares", "--algorithm", "Scaffold", "--rounds", "12000", "--out", str(folder), "--quiet"]
     environment = {**os.environ, "FEDSTRATA_CACHE": str(folder.parent / "cache")}
     return subprocess.Popen([sys.executable, "-m", "fedstrata.cli", *run, *words], env=environment)
 
@@ -234,7 +234,7 @@ def test_kill_and_resume_gives_the_same_history(tmp_path):
         time.sleep(0.01)
     os.kill(killed.pid, signal.SIGKILL)
     assert killed.wait() == -signal.SIGKILL
-    assert 0 < store.rounds()[-1] < 40000
+    assert 0 < store.rounds()[-1] < 12000
     assert not (tmp_path / "killed" / "Scaffold.jsonl").exists()
     assert started(tmp_path / "killed", "--resume").wait() == 0
     assert started(tmp_path / "whole").wait() == 0

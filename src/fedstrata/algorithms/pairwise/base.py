@@ -2,6 +2,8 @@
 
 from typing import Any, ClassVar, Literal
 
+import equinox as eqx
+
 from fedstrata.algorithm import Algorithm, Phase, real
 from fedstrata.memory import PerExample, Pool
 from fedstrata.problems.pairwise_oracle import PairwiseOracle
@@ -39,11 +41,11 @@ class PoolingMethod(PairwiseMethod):
 
     step_size: float = real(above=0)
     local_steps: int = 1
-    history: int = 1
-    pool_size: int | None = None
-    draws: Literal["shuffled", "replacement"] = "shuffled"
-    shared_partners: bool = True
-    extra_samples: bool = False
+    history: int = eqx.field(default=1, kw_only=True)
+    pool_size: int | None = eqx.field(default=None, kw_only=True)
+    draws: Literal["shuffled", "replacement"] = eqx.field(default="shuffled", kw_only=True)
+    shared_partners: bool = eqx.field(default=True, kw_only=True)
+    extra_samples: bool = eqx.field(default=False, kw_only=True)
 
     def __check_init__(self) -> None:
         name = type(self).__name__
