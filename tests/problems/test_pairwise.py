@@ -13,7 +13,7 @@ import fedstrata as fs
 from fedstrata.clock import Clock
 from fedstrata.data.sampling import Epochs, sampler
 from fedstrata.memory import Pool
-from fedstrata.problems import pairwise as module
+from fedstrata.problems import pairwise_exact
 from fedstrata.runtime.prepare import flat_split, full_data
 from fedstrata.runtime.run import prepare
 from fedstrata.vector import Vector
@@ -92,7 +92,7 @@ def test_chunks_change_nothing(name, weighting, monkeypatch):
     problem, full = LOSSES[name].problem(weighting=weighting), full_data(TASK.federation)
     whole = jax.jit(lambda x: problem.smooth(x, full))(vector())
     for pairs in (1, 60):  # one row at a time; chunks whose last one is not full
-        monkeypatch.setattr(module, "PAIRS", pairs)
+        monkeypatch.setattr(pairwise_exact, "PAIRS", pairs)
         value, slope = jax.jit(lambda x: problem.smooth(x, full))(vector())
         np.testing.assert_allclose(value, whole[0], rtol=1e-13)
         np.testing.assert_allclose(slope.tree, whole[1].tree, rtol=1e-11, atol=1e-14)

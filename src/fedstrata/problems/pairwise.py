@@ -16,14 +16,12 @@ from fedstrata.data.shard import Shard
 from fedstrata.errors import unknown
 from fedstrata.memory import Pool
 from fedstrata.models.base import Model
-from fedstrata.problems import pairwise_checks, ranking
+from fedstrata.problems import pairwise_checks, pairwise_exact, ranking
 from fedstrata.problems.base import Full, Problem, Rows
 from fedstrata.problems.log_means import log_mean_exp
 from fedstrata.problems.pair_losses import STEEP
 from fedstrata.problems.pairwise_oracle import PairwiseOracle
 from fedstrata.vector import Vector
-
-PAIRS = 2**22  # pairs that are held at a time
 
 
 class Pairwise(Problem):
@@ -159,81 +157,28 @@ class Pairwise(Problem):
         # f'(u) ∇ℓ = φ'(log u) (ℓ / u) ∇ log ℓ; with an old u the ratio can be anything, and is cut where it overflows.
         return slope * jnp.exp(jnp.minimum(jax.lax.stop_gradient(loss) - u, STEEP)) * loss
 
-    # The exact objective.
+    # On whole data.
 
     def objective(self, x: Vector, full: Full) -> Array:
-        first, second = (self._some(full[split]) for split in (self.first, self.second))
-        a, b = self._scores(x, first, self.score_of), self._scores(x, second, self.second_score)
-        weight, other = self.row_share(first), self.row_share(second)
-        size = max(1, PAIRS // b.shape[0])
-        f = self.f or (lambda u: u)
-
-        @jax.checkpoint
-        def part(rows: Array, share: Array) -> Array:
-            of_one = lambda one: f(self.inner_mean(jax.vmap(lambda row: self.pair_loss(one, row))(b), other))
-            return jnp.sum(jnp.where(share > 0, share * jax.vmap(of_one)(rows), 0))
-
-        chunks = -(-a.shape[0] // size)
-        if chunks == 1:
-            return part(a, weight) + self.penalty(x)
-        pad = lambda v: jnp.pad(v, ((0, chunks * size - len(v)), *[(0, 0)] * (v.ndim - 1)), mode="edge")
-        split = lambda v: v.reshape((chunks, size, *v.shape[1:]))
-        share = jnp.pad(weight, (0, chunks * size - len(weight)))
-        add = lambda total, given: (total + part(*given), None)
-        start = jnp.zeros((), weight.dtype)
-        return jax.lax.scan(add, start, (split(pad(a)), split(share)))[0] + self.penalty(x)
+        first, second = (pairwise_exact.some(full[split], self.objective_rows) for split in (self.first, self.second))
+        return pairwise_exact.objective(self, x, first, second) + self.penalty(x)
 
     def penalty(self, x: Vector) -> Array:
         return 0.5 * jnp.asarray(self.l2, x.scalar_dtype) * x.norm_squared()
 
-    def row_share(self, rows: Rows) -> Array:
-        """How much each row counts in its set; they sum to one."""
-        if self.weighting == "examples":
-            return jnp.full(rows.weight.shape, 1 / rows.weight.shape[0], rows.weight.dtype)
-        count = jax.ops.segment_sum(jnp.ones_like(rows.weight), rows.client, rows.clients)
-        return 1 / (count[rows.client] * jnp.sum(count > 0).astype(count.dtype))
-
-    def _some(self, rows: Rows) -> Rows:
-        """All rows, or as many as the objective looks at."""
-        size, most = rows.weight.shape[0], self.objective_rows
-        if most is None or size <= most:
-            return rows
-        take = np.arange(most) * size // most
-        some = jax.tree.map(lambda a: a[take], (rows.examples, rows.weight, rows.client))
-        return Rows(*some, clients=rows.clients, chunk=rows.chunk)
-
-    def _scores(self, x: Vector, rows: Rows, score: Callable) -> Array:
-        of_one = jax.checkpoint(lambda example: score(x.tree, example))
-        return jax.lax.map(of_one, rows.examples, batch_size=rows.chunk)
-
-    # Metrics.
-
     def evaluate(self, x: Vector, full: Full, smooth: tuple[Array, Vector] | None = None) -> dict[str, Array]:
-        rows = [full[name] for name in dict.fromkeys((self.first, self.second, "train"))]
         own = {self.first, self.second} == {"positives", "negatives"}
-        return {**super().evaluate(x, full, smooth), **self._measured(x, rows[:2] if own else [full["train"]])}
+        parts = [full[self.first], full[self.second]] if own else [full["train"]]
+        return {**super().evaluate(x, full, smooth), **pairwise_exact.measured(self, x, parts)}
 
     def evaluate_split(self, x: Vector, full: Full, split: str) -> dict[str, Array]:
         if split in (self.first, self.second, "positives", "negatives"):
             return {}  # the training data once more, or one class of it
-        return self._measured(x, [full[split]])
+        return pairwise_exact.measured(self, x, [full[split]])
 
     def evaluate_clients(self, x: Vector, rows: Rows) -> dict[str, Array]:
-        return {"auc": ranking.by_client(self._scalars(x, rows), self._labels(rows), rows.client, rows.clients)}
-
-    def _measured(self, x: Vector, parts: list[Rows]) -> dict[str, Array]:
-        together = lambda of: jnp.concatenate([of(rows) for rows in parts])
-        scores, labels = together(lambda rows: self._scalars(x, rows)), together(self._labels)
-        if scores.ndim > 1:
-            return {}
-        owner = together(lambda rows: rows.client)
-        return ranking.measures(self.metrics, scores, labels, owner, parts[0].clients)
-
-    def _scalars(self, x: Vector, rows: Rows) -> Array:
-        return self._scores(x, rows, self.score_of)
-
-    def _labels(self, rows: Rows) -> Array:
-        return jnp.asarray(rows.examples[self.label]) == self.positive
+        scores, labels = pairwise_exact.scores(self.score_of, x, rows), pairwise_exact.labels(self, rows)
+        return {"auc": ranking.by_client(scores, labels, rows.client, rows.clients)}
 
     # What clients know of each other.
 
