@@ -206,7 +206,7 @@ def test_all_methods_are_given_as_many_settings(table, tmp_path):
         if name != "CODASCA":  # whose steps have another unit
             assert setting.step == pytest.approx(0.1)
         assert setting.lam == (3.0 if table == "kl" and not method.loss else 1.0)
-        assert {options["rounds"] for *_, options in desk.asked} == {2}
+        assert [options["rounds"] for *_, options in desk.asked].count(4) == 1  # the choice, once more and longer
         assert min(seed for *_, options in desk.asked for seed in options["seeds"]) >= comparison.TUNING
     assert counts.pop("Centralized") == 8 + len(methods.BATCHES)
     assert set(counts.values()) == {8}
@@ -223,6 +223,17 @@ def test_a_setting_that_diverges_is_not_chosen(tmp_path):
     everywhere = lambda *given: history(given[-1]["seeds"], objective=np.nan, **{"valid/auc": 0.5})
     with pytest.raises(ValueError, match="every setting diverged"):
         tuned(Pretend(tmp_path, everywhere), Case("psm", "digits", size), "FedX1")
+
+
+def test_a_setting_that_does_not_last_is_passed_over(tmp_path):
+    def formula(data, algorithm, options):
+        step = float(algorithm.step_size.first)
+        late = step > 0.5 and options["rounds"] == 4
+        columns = {f"{s}/auc": 0.5 + 0.1 * step for s in ("valid", "test")}
+        return history(options["seeds"], objective=np.nan if late else 1.0, **columns)
+
+    chosen = lambda size: tuned(Pretend(tmp_path, formula), Case("psm", "digits", size), "FedX1")[0].step
+    assert chosen(Size(2, 2, 4, 2)) > 0.5 > chosen(Size(4, 2, 4, 2))
 
 
 def test_a_method_is_run_once_and_then_read(tmp_path):

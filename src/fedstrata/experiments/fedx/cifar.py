@@ -15,14 +15,14 @@ from fedstrata.experiments.fedx.methods import METRIC, TABLES, Setting
 from fedstrata.experiments.reproduction import Desk
 
 # The paper: 625 rounds of 32 steps, 3 seeds. The step falls after each quarter of the run, however long it is. Settings
-# are chosen on runs a quarter as long. A centralised method's batch stays 32: others cost up to sixteen times that.
+# are chosen on runs a sixth as long. A centralised method's batch stays 32: others cost up to sixteen times that.
 SIZE = Size(
-    rounds=32,
+    rounds=48,
     tuning_rounds=8,
     seeds=3,
     tuning_seeds=1,
     evaluations=8,
-    steps=(0.001, 0.01, 0.1),
+    steps=(0.001, 0.003, 0.01, 0.03, 0.1, 0.3),
     lams=(),
     batches=(),
     together=1,

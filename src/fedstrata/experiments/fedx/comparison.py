@@ -97,9 +97,21 @@ def tuned(desk: Desk, case: Case, name: str) -> tuple[Setting, int]:
     chosen = best(methods.first_settings(size.steps))
     chosen = best(methods.more_settings(case.table, method, chosen, size.lams))
     chosen = best(methods.more_batches(method, chosen, size.batches))
+    tried = len(worth)
+    while np.isfinite(worth[chosen]) and not _lasts(desk, case, name, chosen):
+        worth[chosen] = float("nan")
+        chosen = best([])
     if not np.isfinite(worth[chosen]):
         raise ValueError(f"{name}: every setting diverged on {case.title}")
-    return chosen, len(worth)
+    return chosen, tried
+
+
+def _lasts(desk: Desk, case: Case, name: str, setting: Setting) -> bool:
+    """Whether a setting that was chosen on short runs gets through a long one too, where its first steps are more."""
+    if case.size.tuning_rounds == case.size.rounds:
+        return True
+    long = runs(desk, case, name, setting, [TUNING], case.size.rounds)
+    return bool(np.isfinite(valid_best(long[0], case.metric)))
 
 
 def tries(desk: Desk, case: Case, name: str, setting: Setting) -> list["History"]:
