@@ -161,20 +161,29 @@ def test_absent_clients_are_untouched(case):
     assert_equal(absent(this.advance(start, 0, 1)[0].local), absent(start.local))
 
 
+@pytest.fixture(scope="module")
+def swept(case):
+    """Two seeds and two values of a hyper-parameter as one program, with clients in chunks: options and result.
+
+    Chunks of one client, because a last chunk of another size would be compiled as a second copy of the work.
+    """
+    name = next(iter(reals(case.algorithm)))
+    sweep = {name: [getattr(case.algorithm, name), 0.05]}
+    options = {"cohort": 3, "seeds": [3, 5], "sweep": sweep, "execution": 1}
+    return options, run(case.algorithm, **options)
+
+
 class Killed(Exception):
     pass
 
 
-def test_a_run_that_was_killed_resumes_to_the_bit(case, tmp_path):
+def test_a_run_that_was_killed_resumes_to_the_bit(case, swept, tmp_path):
     def kill(round, row):
         if round == 3:
             raise Killed
 
-    # Four runs in one program, the one of the sweep below.
-    name = next(iter(reals(case.algorithm)))
-    runs = {"cohort": 3, "seeds": [3, 5], "sweep": {name: [getattr(case.algorithm, name), 0.05]}, "execution": 2}
+    runs, whole = swept
     options = {**runs, "checkpoint": tmp_path, "checkpoint_every": 0.0}
-    whole = run(case.algorithm, **runs)
     with pytest.raises(Killed):
         run(case.algorithm, callbacks=[kill], **options)
     resumed = run(case.algorithm, resume=True, **options)
@@ -182,15 +191,28 @@ def test_a_run_that_was_killed_resumes_to_the_bit(case, tmp_path):
     assert whole.history == resumed.history
 
 
-def test_seeds_values_and_chunks_of_clients_in_one_program_equal_single_runs_at_once(case):
-    name = next(iter(reals(case.algorithm)))
-    values = [getattr(case.algorithm, name), 0.05]
-    swept = run(case.algorithm, seeds=[3, 5], sweep={name: values}, cohort=3, execution=2)
+def test_seeds_values_and_chunks_of_clients_in_one_program_equal_single_runs_at_once(case, swept):
+    options, together = swept
+    ((name, values),) = options["sweep"].items()
     for value in values:
         alone = run(dataclasses.replace(case.algorithm, **{name: value}), seeds=[5], cohort=3)
-        assert_close(swept.solution(**{name: value}, seed=5), alone.solution(seed=5))
-        found = swept.history.select(**{name: value}, seed=5)["objective"]
+        assert_close(together.solution(**{name: value}, seed=5), alone.solution(seed=5))
+        found = together.history.select(**{name: value}, seed=5)["objective"]
         np.testing.assert_allclose(found, alone.history["objective"], rtol=1e-11)
+
+
+def test_clients_spread_over_devices_equal_clients_on_one(case):
+    # Four clients on three devices: one place stays empty, and a cohort is never shared out evenly.
+    spread, alone = (run(case.algorithm, seeds=[5], cohort=3, rounds=3, mesh=mesh) for mesh in (3, None))
+    assert_close((spread.solution(), spread.local, spread.state), (alone.solution(), alone.local, alone.state))
+    np.testing.assert_allclose(spread.history["objective"], alone.history["objective"], rtol=1e-12)
+
+
+# One of each kind of state: chunks are cut below what an algorithm can see.
+@pytest.mark.parametrize("case", ["Scaffold", "TrackedBiO", "TrackedSCGD", "TrackedX"], indirect=True)
+def test_chunks_that_do_not_come_out_even_equal_clients_at_once(case):
+    chunks, at_once = (run(case.algorithm, cohort=3, execution=execution) for execution in (2, "vmap"))
+    assert_close((chunks.solution(), chunks.local), (at_once.solution(), at_once.local))
 
 
 def test_it_reaches_the_optimum_where_theory_says_so(case):

@@ -28,12 +28,18 @@ def differences(problem, x, full, h=1e-5):
     return np.array([float(one(e)) for e in np.eye(x.size)])
 
 
+def smooth(problem, full, x=X):
+    """Value and gradient as one program: operation by operation each would be compiled alone."""
+    return jax.jit(lambda x: problem.smooth(Vector(x), full))(jnp.asarray(x))
+
+
 def test_quadratic_in_closed_form():
     task = quadratic(clients=3)
     full = fs.full_data(task.federation)
     y = np.stack([task.solution(m, X) for m in range(3)])
-    assert np.allclose(task.problem.solved(Vector(jnp.asarray(X)), full).y.tree, y, atol=1e-9)
-    value, gradient = task.problem.smooth(Vector(jnp.asarray(X)), full)
+    solved = jax.jit(lambda x: task.problem.solved(Vector(x), full).y.tree)
+    assert np.allclose(solved(jnp.asarray(X)), y, atol=1e-9)
+    value, gradient = smooth(task.problem, full)
     squares = lambda at, rows: np.mean(np.sum((at - rows) ** 2, axis=1)) / 2
     mean = lambda m: squares(y[m], task.shards[m]["t"]) + squares(X, task.shards[m]["c"])
     assert float(value) == pytest.approx(np.mean([mean(m) for m in range(3)]), rel=1e-10)
@@ -48,10 +54,10 @@ def test_global_lower_level_in_closed_form():
     mean = lambda name: np.mean([task.mean(m, name) for m in range(3)], axis=0)
     y = np.linalg.solve(mean("A"), mean("B") @ X + mean("b"))
     expected = X - mean("c") + mean("B").T @ np.linalg.solve(mean("A"), y - mean("t"))
-    _, gradient = task.problem.smooth(Vector(jnp.asarray(X)), full)
+    _, gradient = smooth(task.problem, full)
     assert np.allclose(gradient.tree, expected, atol=1e-9)
     assert np.allclose(differences(task.problem, X, full), expected, atol=1e-6)
-    own = quadratic(clients=3).problem.smooth(Vector(jnp.asarray(X)), full)[1]
+    own = smooth(quadratic(clients=3).problem, full)[1]
     assert not np.allclose(own.tree, expected, atol=1e-3)  # another objective
 
 
@@ -60,17 +66,14 @@ def test_weights_of_clients_by_size():
     small = {name: a[:2] for name, a in task.shards[0].items()}
     split = fs.Federation.from_clients([small, task.shards[1]])["train"]
     federation = fs.Federation({"train": split, "valid": split})
-    by_size = task.problem.gradient(Vector(jnp.asarray(X)), fs.full_data(federation, "size"))
-    alike = task.problem.gradient(Vector(jnp.asarray(X)), fs.full_data(federation))
-    one = lambda shard: (
-        task.problem.gradient(
-            Vector(jnp.asarray(X)),
-            fs.full_data(fs.Federation({"train": (s := fs.Federation.from_clients([shard])["train"]), "valid": s})),
-        ).tree
+    at = lambda full: smooth(task.problem, full)[1].tree
+    by_size, alike = at(fs.full_data(federation, "size")), at(fs.full_data(federation))
+    one = lambda shard: at(
+        fs.full_data(fs.Federation({"train": (s := fs.Federation.from_clients([shard])["train"]), "valid": s}))
     )
     first, second = one(small), one(task.shards[1])
-    assert np.allclose(by_size.tree, 2 / 7 * first + 5 / 7 * second, atol=1e-9)
-    assert np.allclose(alike.tree, (first + second) / 2, atol=1e-9)
+    assert np.allclose(by_size, 2 / 7 * first + 5 / 7 * second, atol=1e-9)
+    assert np.allclose(alike, (first + second) / 2, atol=1e-9)
 
 
 def test_conjugate_gradients_agree_with_the_factor(monkeypatch):
@@ -114,7 +117,7 @@ def test_group_weights_have_the_hypergradient_of_finite_differences(link):
     problem, data = logistic(link)
     full = fs.full_data(data)
     x = np.array([0.4, 1.2, 0.7])
-    _, gradient = problem.smooth(Vector(jnp.asarray(x)), full)
+    _, gradient = smooth(problem, full, x)
     assert np.abs(gradient.tree).max() > 1e-4
     assert np.allclose(differences(problem, x, full), gradient.tree, atol=1e-6)
     weights = 1 / (1 + np.exp(-x)) if link == "sigmoid" else x

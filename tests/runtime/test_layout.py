@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jax.sharding import PartitionSpec
 
 from fedstrata.memory import PerExample, Pool
 from fedstrata.placement import Averaged, Broadcast, Gathered, Local, Pooled, Server
@@ -19,7 +18,6 @@ from fedstrata.runtime.layout import (
     local_fields,
     push_union,
     read_rows,
-    shardings,
     stack_local,
     window,
     write_rows,
@@ -162,18 +160,6 @@ class State(NamedTuple):
 
 def test_only_local_fields_are_kept_by_client():
     assert local_fields(State) == ("c", "u")
-
-
-def test_local_fields_lie_with_their_clients_on_a_mesh():
-    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("clients",))
-    found = shardings(State, mesh)
-    assert {f: s.spec for f, s in found.items()} == {
-        f: PartitionSpec("clients") if f in ("c", "u") else PartitionSpec() for f in State._fields
-    }
-    placed = jax.device_put(jnp.zeros((4, 2)), found["c"])
-    assert placed.sharding == found["c"]
-    other = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("silos",))
-    assert shardings(State, other, axis="silos")["u"].spec == PartitionSpec("silos")
 
 
 def test_a_view_looks_at_the_flat_rows():

@@ -1,7 +1,7 @@
 """Problems and oracles: what is minimised, and what one sample can say about it."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, ClassVar
 
 import equinox as eqx
@@ -12,8 +12,9 @@ from jaxtyping import Array, PRNGKeyArray, PyTree
 from fedstrata.clock import Clock, stream_key
 from fedstrata.data.sampling import Draw, Index, Sampler, sampler
 from fedstrata.data.shard import Sample, Shard
+from fedstrata.problems.rows import Full, Rows
 from fedstrata.random import fold_in
-from fedstrata.vector import Vector, widest
+from fedstrata.vector import Vector
 
 
 class Oracle(eqx.Module):
@@ -75,104 +76,6 @@ class CompositeOracle(GradientOracle):
     def prox(self, z: Vector, step: Any) -> Vector:
         """argmin_x φ(x) + |x − z|² / (2 step)"""
         return self.problem.prox(z, step)
-
-
-class Rows(eqx.Module):
-    """A whole split with one weight per example (summing to one), for exact evaluation."""
-
-    examples: PyTree
-    weight: Array
-    client: Array  # who owns the row
-    clients: int = eqx.field(static=True)
-    chunk: int = eqx.field(static=True, default=4096)
-    start: Array | None = None  # (clients,) where each client's rows begin, if they lie together and weigh the same
-    capacity: int = eqx.field(static=True, default=0)  # the most rows that a client has
-
-    def mean(self, function: Callable[[PyTree], PyTree]) -> PyTree:
-        """Σ_j w_j function(example_j), in chunks that fit, differentiable with as little memory."""
-
-        def sum_up(values: Array, w: Array) -> Array:
-            wide = widest(values.dtype, w.dtype)
-            return jnp.tensordot(w.astype(wide), values.astype(wide), axes=1, precision="highest")
-
-        weighted = lambda rows, w, _: jax.tree.map(lambda v: sum_up(v, w), jax.vmap(function)(rows))
-        return self._over_chunks(weighted, self.chunk)
-
-    def client_weights(self) -> Array:
-        """Σ of the weights of each client's rows."""
-        return jax.ops.segment_sum(self.weight, self.client, self.clients)
-
-    def client_means(self, function: Callable[[PyTree, PyTree], PyTree], values: PyTree) -> PyTree:
-        """For every client i the mean of function(values[i], example) over its rows: stacked, in and out.
-
-        Differentiable, in chunks that fit. A client's rows are taken together, so that a product with its value is one
-        of matrices; only where clients are of very different sizes has every row its owner's value at hand instead.
-        """
-        if self.clients == 1:
-            own = jax.tree.map(lambda a: a[0], values)
-            found = eqx.tree_at(lambda rows: rows.weight, self, self.weight / jnp.sum(self.weight))
-            return jax.tree.map(lambda v: v[None], found.mean(lambda example: function(own, example)))
-        if self.start is not None and self.clients * self.capacity <= 3 * self.weight.shape[0]:
-            return self._means_of_windows(function, values)
-        size = sum(int(a.size) for a in jax.tree.leaves(values)) // self.clients
-        totals = self.client_weights()
-        share = self.weight / totals[self.client]
-
-        def by_client(rows: PyTree, w: Array, owner: Array) -> PyTree:
-            own = jax.tree.map(lambda a: a[owner], values)
-            found = jax.vmap(function)(own, rows)
-            spread = lambda v: w.reshape((-1,) + (1,) * (v.ndim - 1)).astype(v.dtype) * v
-            return jax.tree.map(lambda v: jax.ops.segment_sum(spread(v), owner, self.clients), found)
-
-        scaled = eqx.tree_at(lambda rows: rows.weight, self, share)
-        return scaled._over_chunks(by_client, min(self.chunk, max(1, 2**24 // max(size, 1))))
-
-    def _means_of_windows(self, function: Callable[[PyTree, PyTree], PyTree], values: PyTree) -> PyTree:
-        starts: Any = self.start
-        count = jax.ops.segment_sum(jnp.ones_like(self.client), self.client, self.clients)
-        length, last = max(1, self.chunk // self.clients), self.weight.shape[0] - 1
-
-        def part(own: PyTree, start: Array, count: Array, first: Array) -> PyTree:
-            at = first + jnp.arange(min(length, self.capacity), dtype=jnp.int32)
-            take = jnp.minimum(start + jnp.minimum(at, jnp.maximum(count - 1, 0)), last)
-            found = jax.vmap(lambda e: function(own, e))(jax.tree.map(lambda a: a[take], self.examples))
-            inside = lambda v: (at < count).reshape((-1,) + (1,) * (v.ndim - 1))
-            share = lambda v: jnp.sum(jnp.where(inside(v), v, 0), axis=0) / jnp.maximum(count, 1).astype(v.dtype)
-            return jax.tree.map(share, found)
-
-        zero = jnp.array(0, jnp.int32)
-        whole = lambda first: jax.vmap(part, in_axes=(0, 0, 0, None))(values, starts, count, first)
-        if self.capacity <= length:
-            return whole(zero)
-        some = jax.checkpoint(whole)
-        add = lambda total, first: (jax.tree.map(jnp.add, total, some(first)), None)
-        return jax.lax.scan(add, some(zero), jnp.arange(length, self.capacity, length, dtype=jnp.int32))[0]
-
-    def _over_chunks(self, part: Callable[[PyTree, Array, Array], PyTree], length: int) -> PyTree:
-        """The sum of part(examples, weights, owners) over chunks of this many rows."""
-        size = self.weight.shape[0]
-        if size <= length:
-            return part(self.examples, self.weight, self.client)
-
-        @jax.checkpoint
-        def chunk(number: Array) -> PyTree:
-            rows = number * length + jnp.arange(length)
-            take = jnp.minimum(rows, size - 1)
-            examples = jax.tree.map(lambda a: a[take], self.examples)
-            return part(examples, jnp.where(rows < size, self.weight[take], 0), self.client[take])
-
-        first = chunk(jnp.array(0))
-        add = lambda total, number: (jax.tree.map(jnp.add, total, chunk(number)), None)
-        return jax.lax.scan(add, first, jnp.arange(1, -(-size // length)))[0]
-
-    def mean_by_client(self, function: Callable[[PyTree], Array]) -> Array:
-        """The plain mean of function(example) over each client's rows; NaN for a client without any."""
-        values = jax.lax.map(function, self.examples, batch_size=self.chunk)
-        total = jax.ops.segment_sum(values, self.client, self.clients)
-        return total / jax.ops.segment_sum(jnp.ones_like(values), self.client, self.clients)
-
-
-Full = Mapping[str, Rows]  # by split
 
 
 def model_of(problem: Any) -> Any:

@@ -220,7 +220,7 @@ class Bilevel(CompositeProblem):
         rows = full[split]
         if self.lower_level == "client":
             return rows
-        return Rows(rows.examples, rows.weight, jnp.zeros_like(rows.client), 1, rows.chunk)
+        return dataclasses.replace(rows, client=jnp.zeros_like(rows.client), clients=1, start=None, capacity=0)
 
     def _tolerance(self, dtype: Any) -> float:
         return (1e-9 if dtype == jnp.float64 else 1e-5) if self.tolerance is None else self.tolerance

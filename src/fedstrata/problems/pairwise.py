@@ -178,6 +178,8 @@ class Pairwise(Problem):
 
     def evaluate_clients(self, x: Vector, rows: Rows) -> dict[str, Array]:
         scores, labels = pairwise_exact.scores(self.score_of, x, rows), pairwise_exact.labels(self, rows)
+        if scores.ndim > 1:  # vectors have no order
+            return {}
         return {"auc": ranking.by_client(scores, labels, rows.client, rows.clients)}
 
     # What clients know of each other.

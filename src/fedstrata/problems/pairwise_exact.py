@@ -50,18 +50,15 @@ def some(rows: Rows, most: int | None) -> Rows:
     size = rows.weight.shape[0]
     if most is None or size <= most:
         return rows
-    take = np.arange(most) * size // most
-    chosen = jax.tree.map(lambda a: a[take], (rows.examples, rows.weight, rows.client))
-    return Rows(*chosen, clients=rows.clients, chunk=rows.chunk)
+    return rows.pick(np.arange(most) * size // most)
 
 
 def scores(score: Callable, x: Vector, rows: Rows) -> Array:
-    of_one = jax.checkpoint(lambda example: score(x.tree, example))
-    return jax.lax.map(of_one, rows.examples, batch_size=rows.chunk)
+    return rows.map(jax.checkpoint(lambda example: score(x.tree, example)))
 
 
 def labels(problem: Any, rows: Rows) -> Array:
-    return jnp.asarray(rows.examples[problem.label]) == problem.positive
+    return rows.column(problem.label) == problem.positive
 
 
 def measured(problem: Any, x: Vector, parts: Sequence[Rows]) -> dict[str, Array]:

@@ -10,12 +10,15 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 from jaxtyping import Array
 
 from fedstrata.algorithm import Algorithm, as_arrays, reals, with_values
 from fedstrata.clock import domain
 from fedstrata.errors import unknown
 from fedstrata.runtime import simulate
+from fedstrata.runtime.crew import spread_again, unspread
+from fedstrata.runtime.mesh import everywhere
 from fedstrata.runtime.simulate import Carry, Plan, Span, World
 from fedstrata.runtime.start import start_values
 from fedstrata.transport.ledger import Ledger, ledger
@@ -40,6 +43,11 @@ class Job(NamedTuple):
     @property
     def runs(self) -> int:
         return self.keys.shape[0]
+
+    def over(self, mesh: Mesh) -> "Job":
+        """The job with everything that is not spread over the mesh on every device of it."""
+        world, values, x0, keys = everywhere((self.world, self.values, self.x0, self.keys), mesh)
+        return self._replace(world=world, values=values, x0=x0, keys=keys)
 
     def begin(self) -> tuple[Carry, dict[str, Array], Any]:
         return _begin(self.world, self.plan, self.values, self.rest, self.x0, self.keys)
@@ -96,6 +104,17 @@ class Job(NamedTuple):
         leaves = jax.tree.leaves(jax.eval_shape(self.begin)[0])
         return sum(int(np.prod(a.shape)) * a.dtype.itemsize for a in leaves)
 
+    def gathered(self, carry: Carry) -> Carry:
+        """The carry as one device would keep it: what a checkpoint and a result hold, whatever ran it."""
+        return _gathered(self.world, carry) if self.world.spread and jax.tree.leaves(carry.local) else carry
+
+    def spread(self, carry: Carry) -> Carry:
+        """A gathered carry, as it lies on this job's devices."""
+        if self.world.spread is None:
+            return carry
+        carry = everywhere(carry, self.world.spread.mesh)
+        return _spread(self.world, carry) if jax.tree.leaves(carry.local) else carry
+
     def solutions(self, carry: Carry) -> Vector:
         return _solutions(self.world, self.values, self.rest, carry)
 
@@ -129,6 +148,18 @@ def _solutions(world: World, values: Any, rest: Any, carry: Carry) -> Vector:
     show = simulate.show_server
     one = lambda c, v: eqx.combine(v, rest).solution(world.problem, show(c.shared))
     return _over_runs(one, carry, values)
+
+
+@eqx.filter_jit
+def _gathered(world: World, carry: Carry) -> Carry:
+    spread: Any = world.spread
+    return carry._replace(local=spread.whole(jax.vmap(lambda local: unspread(local, world.flat, spread))(carry.local)))
+
+
+@eqx.filter_jit
+def _spread(world: World, carry: Carry) -> Carry:
+    spread: Any = world.spread
+    return carry._replace(local=jax.vmap(lambda local: spread_again(local, world.flat, spread))(carry.local))
 
 
 def threads_for(runs: int) -> int:

@@ -10,12 +10,11 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, PyTree
 
 from fedstrata.data.shard import View
 from fedstrata.memory import PerExample, Pool, is_per_example
-from fedstrata.placement import placements, select
+from fedstrata.placement import select
 
 
 class FlatSplit(eqx.Module):
@@ -25,9 +24,14 @@ class FlatSplit(eqx.Module):
     start: Array  # (N,)
     count: Array  # (N,)
     capacity: int = eqx.field(static=True)  # the largest count
+    order: Array | None = None  # (n,) on a mesh: where row j of the split lies among the examples
 
     def view(self, start: Array, count: Array) -> View:
         return View(self.examples, start, count, self.capacity)
+
+    def bare(self) -> "FlatSplit":
+        """What a device has of it: nothing that is about all rows."""
+        return FlatSplit(self.examples, self.start, self.count, self.capacity)
 
 
 Flat = Mapping[str, FlatSplit]
@@ -120,9 +124,3 @@ def flat_union(union: Pool) -> Pool:
     flatten = lambda a: a.reshape((-1, *a.shape[3:]))
     rows, client, valid = (jax.tree.map(flatten, part) for part in (union.rows, union.client, union.valid))
     return Pool(rows, client, valid, union.capacity, union.history)
-
-
-def shardings(state: type, mesh: jax.sharding.Mesh, axis: str = "clients") -> dict[str, NamedSharding]:
-    """Where each field lies on a device mesh: local fields with their clients, everything else on every device."""
-    spread, copied = NamedSharding(mesh, PartitionSpec(axis)), NamedSharding(mesh, PartitionSpec())
-    return {f: spread if p.held == "by client" else copied for f, p in placements(state).items()}

@@ -6,6 +6,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from fedstrata.algorithm import Algorithm, oracle_needed, oracle_of
 from fedstrata.data.federation import Federation, Split
@@ -13,6 +14,7 @@ from fedstrata.data.sampling import Balanced, Epochs, Sampler, Whole
 from fedstrata.errors import unknown
 from fedstrata.problems.base import Problem, Rows
 from fedstrata.runtime.layout import FlatSplit
+from fedstrata.runtime.mesh import Spread, by_device, in_blocks, per_client
 from fedstrata.runtime.simulate import World
 from fedstrata.transport.cohort import Selection, selection
 from fedstrata.transport.ledger import exchanges
@@ -21,8 +23,11 @@ from fedstrata.vector import Vector
 Weights = Literal["uniform", "size"]
 
 
-def rows_of(split: Split, weights: Weights, dtype: Any) -> Rows:
-    """A whole split, each example with its share of the objective: p_i / n_i, over the clients that have any."""
+def rows_of(split: Split, weights: Weights, dtype: Any, stored: tuple[Any, Any, int] | None = None) -> Rows:
+    """A whole split, each example with its share of the objective: p_i / n_i, over the clients that have any.
+
+    stored: the examples as they lie on a mesh, where each row is among them, and on how many devices.
+    """
     counts = np.asarray(split.counts)
     filled = counts > 0
     if not filled.any():
@@ -30,8 +35,11 @@ def rows_of(split: Split, weights: Weights, dtype: Any) -> Rows:
     by_size = weights == "size" or split.pooled
     share = np.full(counts.shape, 1.0 / split.size) if by_size else 1.0 / (filled.sum() * np.maximum(counts, 1))
     owners = np.asarray(split.owners)
-    examples = jax.tree.map(jnp.asarray, split.examples)
     weight, owner = jnp.asarray(share[owners], dtype), jnp.asarray(owners, jnp.int32)
+    if stored is not None:
+        examples, order, devices = stored
+        return Rows(examples, weight, owner, split.clients, order=jnp.asarray(order), blocks=devices)
+    examples = jax.tree.map(jnp.asarray, split.examples)
     start, most = jnp.asarray(np.asarray(split.offsets)[:-1], jnp.int32), int(counts.max())
     return Rows(examples, weight, owner, split.clients, start=start, capacity=most)
 
@@ -103,8 +111,9 @@ def world_of(
     monitor: Problem | None,
     evaluate: Sequence[str] | None,
     dtype: Any,
+    mesh: Mesh | None = None,
 ) -> World:
-    """Data on the device and the rules of a run, checked."""
+    """Data on the device, or over a mesh of them, and the rules of a run, checked."""
     if weights not in ("uniform", "size"):
         raise unknown("weights", str(weights), ["uniform", "size"])
     if weights == "size" and problem.weighs_clients:
@@ -127,21 +136,49 @@ def world_of(
             )
         streams = [stream for stream, split in problem.streams.items() if split == name]
         rule.check(counts, federation.names.__getitem__, streams)
+    also = set() if monitor is None else {*monitor.streams.values()}
+    wanted = [n for n in federation.splits if n in {*needed, *also, "train"} or evaluate is None or n in evaluate]
+    chosen: Selection = selection(cohort)
+    if mesh is not None and not algorithm.centralised:
+        chosen.check(federation.clients)
+        spread = Spread(mesh, federation.clients)
+        flat, full = _over_devices(federation, spread, needed, wanted, weights, dtype)
+        counts = flat[needed[0]].count if weights == "size" else None
+        return World(problem, monitor, rule, chosen, flat, full, counts, federation.clients, spread)
     # One copy on the device serves training and evaluation.
     placed = {
         n: Split(jax.tree.map(jnp.asarray, s.examples), s.offsets, s.pooled) for n, s in federation.splits.items()
     }
-    also = set() if monitor is None else {*monitor.streams.values()}
-    wanted = [n for n in federation.splits if n in {*needed, *also, "train"} or evaluate is None or n in evaluate]
     full = {n: rows_of(placed[n], weights, dtype) for n in wanted if federation[n].size}
     flat = {n: flat_split(placed[n]) for n in needed}
     counts = flat[needed[0]].count if weights == "size" else None
     if algorithm.centralised:
         rule, flat = _pool(rule, flat, "size" if getattr(problem, "weighting", None) == "examples" else weights)
         return World(problem, monitor, rule, selection(None), flat, full, None, 1)
-    chosen: Selection = selection(cohort)
     chosen.check(federation.clients)
     return World(problem, monitor, rule, chosen, flat, full, counts, federation.clients)
+
+
+def _over_devices(
+    federation: Federation, spread: Spread, needed: Sequence[str], wanted: Sequence[str], weights: Weights, dtype: Any
+) -> tuple[dict[str, FlatSplit], dict[str, Rows]]:
+    """Data for training and for evaluation over a mesh: one copy, every client's rows on its own device."""
+    flat: dict[str, FlatSplit] = {}
+    full: dict[str, Rows] = {}
+    for name in dict.fromkeys([*needed, *wanted]):
+        split = federation[name]
+        if not split.size:
+            continue
+        offsets, counts = np.asarray(split.offsets), np.asarray(split.counts)
+        bounds = by_device(offsets, spread, split.pooled)
+        examples, order = in_blocks(split.examples, bounds, spread.mesh)
+        if name in wanted:
+            full[name] = rows_of(split, weights, dtype, (examples, order, spread.devices))
+        if name in needed:
+            start = per_client(offsets[:-1] - np.repeat(bounds[:-1], spread.each)[: spread.clients], spread)
+            count, most = per_client(counts, spread), int(counts.max())
+            flat[name] = FlatSplit(examples, start, count, most, jnp.asarray(order))
+    return flat, full
 
 
 def _pool(rule: Sampler, flat: dict[str, FlatSplit], weights: Weights) -> tuple[Sampler, dict[str, FlatSplit]]:

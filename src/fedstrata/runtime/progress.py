@@ -10,6 +10,7 @@ import numpy as np
 
 from fedstrata.placement import Hidden
 from fedstrata.runtime.job import Job
+from fedstrata.runtime.processes import agreed
 from fedstrata.runtime.records import Records
 from fedstrata.runtime.result import ENDINGS, Result
 from fedstrata.runtime.simulate import DIVERGED, EXPLODED, RUNNING, Carry
@@ -62,7 +63,7 @@ class Run:
         was_running = np.asarray(self.carry.status) == RUNNING
         carry, found, samples, took = self._advance(first, last, self.own)
         status = np.asarray(carry.status)  # waits for the segment
-        seconds = time.perf_counter() - began
+        seconds = agreed(time.perf_counter() - began)
         self.own = None
         due = job.due(first, last)
         # Where every run has ended there is nothing more to record, however long this segment was.
@@ -117,13 +118,12 @@ class Run:
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Everything, for a checkpoint."""
-        leaves = jax.tree.leaves(self.carry)
+        leaves = jax.tree.leaves(self.job.gathered(self.carry))
         state = {f"carry/{i:05d}": np.asarray(leaf) for i, leaf in enumerate(leaves)}
-        own = {f"own/{i:05d}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(self.own))}
-        return {**state, **own, **self.records.arrays(), "elapsed": np.asarray(self.seconds)}
+        return {**state, **self.records.arrays(), "elapsed": np.asarray(self.seconds)}
 
     def result(self, label: str, algorithm: Any, compile_seconds: float) -> Result:
-        job, carry = self.job, self.carry
+        job, carry = self.job, self.job.gathered(self.carry)
         shape = tuple(len(v) for v in job.axes.values())
         reshape = lambda tree: jax.tree.map(lambda a: np.asarray(a).reshape((*shape, *a.shape[1:])), tree)
         best = carry.best_x if job.plan.select is not None else job.solutions(carry)

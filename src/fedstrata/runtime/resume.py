@@ -23,7 +23,7 @@ def config_of(
 ) -> dict:
     """Everything that decides a trajectory, as plain JSON. (`rounds` is not in it: a run may be made longer.)"""
     values = {f"{type(algorithm).__name__}.{k}": describe(v) for k, v in hyperparameters(algorithm).items()}
-    skip = ("params", "execution", "evaluate_every")
+    skip = ("params", "execution", "evaluate_every", "mesh")
     config = {
         "algorithm": type(algorithm).__name__,
         **values,
@@ -52,11 +52,9 @@ def restore(job: Job, store: Checkpoints, config: Mapping[str, Any]) -> Run | No
             f"the run in {store.folder} cannot be resumed with other settings:\n  " + "\n  ".join(changed) + "\n"
             "resume it as it was, or start a new run in another folder"
         )
-    like, _, own = jax.eval_shape(job.begin)
-    carry = _rebuild(like, "carry/", saved.arrays)
-    records = Records.from_arrays(saved.arrays)
-    starts = _rebuild(own, "own/", saved.arrays) if saved.round == 0 and own else None
-    return Run(job, carry, records, saved.round, starts, float(saved.arrays["elapsed"]))
+    like = jax.eval_shape(lambda: job.gathered(job.begin()[0]))
+    carry = job.spread(_rebuild(like, "carry/", saved.arrays))
+    return Run(job, carry, Records.from_arrays(saved.arrays), saved.round, None, float(saved.arrays["elapsed"]))
 
 
 def _rebuild(like: Any, prefix: str, arrays: Mapping[str, np.ndarray]) -> Any:

@@ -15,12 +15,12 @@ from fedstrata.data.shard import Sample, Shard
 from fedstrata.memory import Pool
 from fedstrata.placement import field_of, part, placements, with_parts
 from fedstrata.random import fold_in
+from fedstrata.runtime.crew import Crew, Execution, local_ids, over_clients
 from fedstrata.runtime.layout import Flat, flat_union, push_union
 from fedstrata.runtime.sight import ClientSight, server_sight, show_server
 from fedstrata.transport.ledger import Exchange, exchanges
 from fedstrata.vector import where, widest
 
-Execution = str | int  # "vmap", "map", or the number of clients in a chunk
 AT_ONCE = 2**15  # bytes of examples (a core's nearest cache) up to which those of all steps are looked up at once
 
 
@@ -37,7 +37,7 @@ class Setting(NamedTuple):
 
 
 class Member(NamedTuple):
-    """A client of the cohort: one row of each when stacked."""
+    """A client of the cohort."""
 
     id: Array
     starts: Mapping[str, Array]  # by split: where its rows begin, and how many they are
@@ -46,27 +46,19 @@ class Member(NamedTuple):
     lasting_key: PRNGKeyArray  # folded from (seed, client)
 
 
-def members(flat: Flat, ids: Array, key: PRNGKeyArray, round: Array | int) -> Member:
-    """The cohort with these ids, stacked; `key` is the run's key for samples."""
-    start, count = ({s: getattr(f, what)[ids] for s, f in flat.items()} for what in ("start", "count"))
-    now, always = fold_in(key, round), fold_in(key, 2**31 - 1)
-    fold = jax.vmap(fold_in, in_axes=(None, 0))
-    return Member(ids, start, count, fold(now, ids), fold(always, ids))
-
-
-def over_clients(function: Callable, stacked: Any, execution: Execution) -> Any:
-    """The function on every client: at once, one after the other, or in chunks."""
-    if execution == "vmap":
-        return jax.vmap(function)(stacked)
-    return jax.lax.map(function, stacked, batch_size=execution if isinstance(execution, int) else None)
+def member_of(flat: Flat, id: Array, place: Array, key: PRNGKeyArray, round: Array | int) -> Member:
+    """A client, which is the `place`-th of those whose data are here; `key` is the run's key for samples."""
+    start, count = ({s: getattr(f, what)[place] for s, f in flat.items()} for what in ("start", "count"))
+    return Member(id, start, count, fold_in(fold_in(key, round), id), fold_in(fold_in(key, 2**31 - 1), id))
 
 
 class Round(NamedTuple):
     """One round as it stands before its first exchange."""
 
     setting: Setting
-    members: Member
     cohort: Cohort
+    crew: Crew
+    key: PRNGKeyArray  # the run's key for samples
     starts: Mapping[str, Any]  # per-client values of fields that are else received: only in a first round that has them
 
 
@@ -89,7 +81,7 @@ def _repeat(this: Round, phase: Phase, step: Callable, shared: Any, copies: dict
     """An exchange several times over, or under a condition, as one loop of the program."""
     # A loop needs the same copies before and after: what a client has not got yet starts as the server's.
     missing = [f for f, p in placements(type(shared)).items() if p.down and p.merge != "union" and f not in copies]
-    wide = lambda a: jnp.broadcast_to(a, (this.cohort.ids.shape[0], *a.shape))
+    wide = lambda a: jnp.broadcast_to(a, (this.crew.ids.shape[0], *a.shape))
     copies = {**{f: jax.tree.map(wide, getattr(shared, f)) for f in missing}, **copies}
 
     def once(state: tuple, repetition: Array) -> tuple:
@@ -105,22 +97,25 @@ def _exchange(
     this: Round, plan: Exchange, number: int, known: frozenset[str], shared: Any, copies: Any, repetition: Array
 ) -> tuple[Any, dict[str, Any]]:
     """Clients receive, work and send; the server merges and steps. Returns its state and the clients' copies."""
-    setting, cohort, places = this.setting, this.cohort, placements(type(shared))
+    setting, cohort, crew, places = this.setting, this.cohort, this.crew, placements(type(shared))
     kept = [f for f, p in places.items() if p.client_reads and p.merge != "union" and (p.down or not p.up)]
     own = [f for f in plan.receives if field_of(f) in this.starts and number == 0]
     received = {
         f: flat_union(v) if isinstance(v, Pool) else v for f in plan.receives if f not in own for v in [part(shared, f)]
     }
-    sight = ClientSight(setting.algorithm, known={*known, *map(field_of, plan.receives)})
 
-    def client(args: tuple[Member, dict[str, Any]]) -> dict[str, Any]:
-        member, copy = args
+    def client(flat: Flat, given: Any, own: tuple[Array, dict[str, Any]]) -> dict[str, Any]:
+        (setting, cohort, received, repetition, key), (id, copy) = given, own
+        setting = setting._replace(flat=flat)
+        member = member_of(flat, id, local_ids(id, crew), key, cohort.clock.round)
         start = with_parts(setting.template._replace(**copy), received)
+        sight = ClientSight(setting.algorithm, known={*known, *map(field_of, plan.receives)})
         state = _local_work(setting, number, repetition, member, cohort, start, sight)
         return {f: part(state, f) for f in {*plan.sends, *kept}}
 
-    done = over_clients(client, (this.members, copies), setting.execution)
-    merged = {f: merge(places[field_of(f)].merge, part(shared, f), done[f], cohort) for f in plan.sends}
+    given = (setting._replace(flat={}), cohort, received, repetition, this.key)
+    done = over_clients(client, setting.flat, given, (crew.ids, copies), crew, setting.execution)
+    merged = {f: merge(places[field_of(f)].merge, part(shared, f), done[f], cohort, crew) for f in plan.sends}
     after = with_parts(shared, merged)
     algorithm = at_time(setting.algorithm, cohort.clock, setting.dtype)
     server_step = algorithm.phases(setting.problem)[number].server_step
@@ -226,22 +221,22 @@ def own_start(setting: Setting, start: Any, client: Array) -> dict[str, Any]:
     return out
 
 
-def merge(how: str | None, old: Any, stacked: Any, cohort: Cohort) -> Any:
+def merge(how: str | None, old: Any, stacked: Any, cohort: Cohort, crew: Crew) -> Any:
     if how == "union":
-        return push_union(old, stacked, cohort.ids, cohort.present)
-    return stacked if how == "rows" else jax.tree.map(lambda a: weighted_mean(a, cohort), stacked)
+        return push_union(old, crew.in_order(stacked), cohort.ids, cohort.present)
+    return crew.in_order(stacked) if how == "rows" else jax.tree.map(lambda a: weighted_mean(a, crew), stacked)
 
 
-def weighted_mean(stacked: Array, cohort: Cohort) -> Array:
+def weighted_mean(stacked: Array, crew: Crew) -> Array:
     """Σ_i w_i a_i over the clients that are present, in the dtype of a."""
     if not jnp.issubdtype(stacked.dtype, jnp.inexact):
         raise TypeError(f"a field of dtype {stacked.dtype} cannot be averaged; keep counts as floats, or use Gathered")
     # What an empty slot computed must not matter, even where it is not finite.
-    present = cohort.present.reshape((-1,) + (1,) * (stacked.ndim - 1))
-    wide = widest(stacked.dtype, cohort.weights.dtype)  # narrow floats are summed in float32
+    present = crew.present.reshape((-1,) + (1,) * (stacked.ndim - 1))
+    wide = widest(stacked.dtype, crew.weights.dtype)  # narrow floats are summed in float32
     # GPUs round the factors of a float32 product to ten bits unless told otherwise: the weights would no longer sum to
     # one, and methods that sum such means up (control variates) would drift.
-    weights, values = cohort.weights.astype(wide), jnp.where(present, stacked, 0).astype(wide)
+    weights, values = crew.weights.astype(wide), jnp.where(present, stacked, 0).astype(wide)
     mean = jnp.tensordot(weights, values, axes=1, precision="highest")
     return mean.astype(stacked.dtype)
 

@@ -20,7 +20,9 @@ from fedstrata.report.progress import Progress
 from fedstrata.runtime.checkpoint import CheckpointError, Checkpoints
 from fedstrata.runtime.execution import settle
 from fedstrata.runtime.job import Job, ledger_of, repeat_runs, seed_list, spread, start_points, threads_for
+from fedstrata.runtime.mesh import mesh_of
 from fedstrata.runtime.prepare import Weights, check_parameters, check_solves, world_of
+from fedstrata.runtime.processes import agreed, leads
 from fedstrata.runtime.progress import Callback, Run
 from fedstrata.runtime.result import DivergenceWarning, Result
 from fedstrata.runtime.resume import config_of, restore
@@ -51,6 +53,7 @@ def prepare(
     patience: int | None = None,
     explosion: float = 1e6,
     execution: Any = "auto",
+    mesh: Any = None,
 ) -> Job:
     """Check everything that can be checked without running, and lay out the program. `fs.run` calls it."""
     check_solves(algorithm, problem)
@@ -68,7 +71,8 @@ def prepare(
     problem = problem.bind(x0, federation, rule)
     if isinstance(rule, Replay):
         rule.check_length(rounds, steps_of(algorithm))
-    world = world_of(problem, algorithm, federation, rule, cohort, weights, monitor, evaluate, x0.scalar_dtype)
+    over = mesh_of(mesh)
+    world = world_of(problem, algorithm, federation, rule, cohort, weights, monitor, evaluate, x0.scalar_dtype, over)
     values, rest, axes = spread(algorithm, sweep or {}, listed, x0.scalar_dtype)
     for setting in itertools.product(*(sweep or {}).values()):
         with_values(algorithm, **dict(zip(sweep or {}, setting, strict=True))).check(problem)
@@ -84,7 +88,7 @@ def prepare(
         explosion=float(explosion),
     )
     job = Job(world, plan, values, rest, all_x0, keys, axes, ledger_of(world, algorithm, x0), int(rounds), int(every))
-    job = job._replace(threads=threads_for(job.runs))
+    job = job.over(over) if over is not None else job._replace(threads=threads_for(job.runs))
     if select is not None:
         columns = jax.eval_shape(lambda: measure(world, algorithm, plan._replace(select=None), *_state(job))[1])
         if select not in columns:
@@ -118,6 +122,7 @@ def run(
     monitor: another problem to evaluate on. per_client: record every client's metrics too.
     select, patience: keep the solution that is best on a column ("valid/loss"), and stop when it no longer improves.
     execution: clients by "vmap", "map", a chunk size, or "auto".
+    mesh: spread the clients, with their data and state, over "all" devices or so many, in one process or several.
     checkpoint, checkpoint_every, resume: a folder, seconds between checkpoints, and whether to go on from the last.
     callbacks: functions of (round, row), called for every recorded round. progress: show a progress bar.
     """
@@ -133,8 +138,10 @@ def run(
             saved["execution"] if options.get("execution", "auto") == "auto" else options["execution"]
         )
     job = prepare(problem, algorithm, federation, rounds=rounds, **options)
-    job = job._replace(threads=saved.get("threads", job.threads))
+    if job.world.spread is None:
+        job = job._replace(threads=saved.get("threads", job.threads))
     config = config_of(job, problem, algorithm, federation, options) if store else {}
+    config |= {"threads": saved["threads"]} if saved and job.world.spread else {}  # another machine may go on with it
     if store is not None:
         if not resume and store.rounds():
             raise CheckpointError(
@@ -146,14 +153,16 @@ def run(
     state = state or Run.start(job)
     name = label or type(algorithm).__name__
     compile_seconds = time.perf_counter() - began + state.compile()
-    with Progress(job.rounds, name, start=state.round, quiet=not progress) as bar:
+    with Progress(job.rounds, name, start=state.round, quiet=not (progress and leads())) as bar:
         last_save = time.perf_counter()
         while not state.finished():
             state.segment(callbacks)
             bar.update(state.round, state.objective(), state.bytes_sent())
-            if store and (state.finished() or time.perf_counter() - last_save > checkpoint_every):
+            if store and (state.finished() or agreed(time.perf_counter() - last_save) > checkpoint_every):
+                arrays = state.arrays()
                 try:
-                    store.save(state.round, state.arrays(), config)
+                    if leads():
+                        store.save(state.round, arrays, config)
                 except CheckpointError as error:
                     error.result = state.result(name, algorithm, compile_seconds)
                     raise

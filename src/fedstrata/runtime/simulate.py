@@ -18,8 +18,10 @@ from fedstrata.memory import Pool
 from fedstrata.problems.base import Rows
 from fedstrata.random import fold_in
 from fedstrata.runtime import start as starting
-from fedstrata.runtime.layout import Flat, read_rows, write_rows
-from fedstrata.runtime.round import Execution, Round, Setting, members, run_round
+from fedstrata.runtime.crew import Crew, Execution, crew_of, read_local, unspread, write_local
+from fedstrata.runtime.layout import Flat
+from fedstrata.runtime.mesh import Spread
+from fedstrata.runtime.round import Round, Setting, run_round
 from fedstrata.runtime.sight import show_server
 from fedstrata.transport.cohort import Everyone, Selection
 from fedstrata.vector import Vector, where, widest
@@ -38,6 +40,7 @@ class World(eqx.Module):
     full: dict[str, Rows]  # the splits to evaluate on; "train" is the objective
     counts: Array | None  # (N,) weights of clients; None: all alike
     clients: int = eqx.field(static=True)
+    spread: Spread | None = eqx.field(static=True, default=None)  # how the clients lie on a device mesh
 
 
 class Plan(NamedTuple):
@@ -98,6 +101,11 @@ def cohort_at(world: World, algorithm: Algorithm, key: PRNGKeyArray, round: Arra
     return Cohort(clock, jnp.maximum(ids, 0), present, weights, fold_in(now, 1), world.clients)
 
 
+def crew_at(world: World, cohort: Cohort) -> Crew:
+    """Who is worked on for a cohort, and where."""
+    return crew_of(cohort, isinstance(world.selection, Everyone), world.selection.full, world.spread)
+
+
 @jax.default_matmul_precision("highest")  # what is reported is exact to the dtype, on a GPU too
 def measure(
     world: World, algorithm: Algorithm, plan: Plan, shared: Any, local: dict[str, Any]
@@ -109,7 +117,7 @@ def measure(
     out = world.problem.evaluate(x, world.full, smooth)
     if smooth is not None:
         out |= algorithm.diagnose(world.problem, show_server(shared), x, smooth[1])
-    out |= algorithm.observe(world.problem, local, x, world.full)
+    out |= algorithm.observe(world.problem, unspread(local, world.flat, world.spread), x, world.full)
     for split in world.full:
         if split != "train":
             out |= {f"{split}/{name}": v for name, v in world.problem.evaluate_split(x, world.full, split).items()}
@@ -148,7 +156,7 @@ def begin(world: World, algorithm: Algorithm, plan: Plan, x0: Vector, key: PRNGK
     """The state before round 0, its evaluation, and the per-client starts of the first cohort, if any."""
     setting = setting_of(world, algorithm, plan, x0)
     cohort = cohort_at(world, algorithm, key, jnp.array(0, jnp.int32), x0.scalar_dtype)
-    start = starting.begin(setting, domain(key, "start"), cohort)
+    start = starting.begin(setting, domain(key, "start"), cohort, crew_at(world, cohort))
     x, found = measure(world, algorithm, plan, start.shared, start.local)
     none, fields = jnp.array(-1, jnp.int32), jnp.zeros((len(start.shared._fields),), bool)
     carry = Carry(
@@ -163,7 +171,7 @@ def begin(world: World, algorithm: Algorithm, plan: Plan, x0: Vector, key: PRNGK
         none,
         none,
     )
-    return judge(plan, carry, x, found, jnp.array(0, jnp.int32)), found, start.own
+    return (*_everywhere(world, judge(plan, carry, x, found, jnp.array(0, jnp.int32)), found), start.own)
 
 
 def one_round(
@@ -172,17 +180,16 @@ def one_round(
     """One round of a running simulation; returns also the examples looked at and the clients that took part."""
     setting = setting_of(world, algorithm, plan, x0)
     cohort = cohort_at(world, algorithm, key, round, x0.scalar_dtype)
-    everyone = isinstance(world.selection, Everyone)
-    stacked = members(world.flat, cohort.ids, domain(key, "sample"), round)
-    rows = read_rows(carry.local, cohort.ids, world.flat, everyone)
-    shared, new_rows = run_round(Round(setting, stacked, cohort, own or {}), carry.shared, rows)
-    if not world.selection.full:  # what an empty slot computed is nobody's
-        present = lambda a: cohort.present.reshape((-1,) + (1,) * (a.ndim - 1))
+    crew = crew_at(world, cohort)
+    rows = read_local(carry.local, world.flat, crew)
+    shared, new_rows = run_round(Round(setting, cohort, crew, domain(key, "sample"), own or {}), carry.shared, rows)
+    if not crew.full:  # what an empty slot computed is nobody's
+        present = lambda a: crew.present.reshape((-1,) + (1,) * (a.ndim - 1))
         new_rows = jax.tree.map(lambda new, old: jnp.where(present(new), new, old), new_rows, rows)
     finite = jnp.array([_finite(getattr(shared, f)) & _finite(new_rows.get(f)) for f in shared._fields])
     running = carry.status == RUNNING
     keep = running & jnp.all(finite)
-    local = write_rows(carry.local, where(keep, new_rows, rows), cohort.ids, cohort.present, world.flat, everyone)
+    local = write_local(carry.local, where(keep, new_rows, rows), world.flat, crew)
     failed = running & ~keep
     carry = carry._replace(
         shared=where(keep, shared, carry.shared),
@@ -192,7 +199,7 @@ def one_round(
         bad_fields=jnp.where(failed, ~finite, carry.bad_fields),
     )
     took = jnp.where(running, jnp.sum(cohort.present), 0).astype(jnp.int32)
-    return carry, jnp.where(running, _examples_seen(world, algorithm, stacked, cohort.present), 0), took
+    return carry, jnp.where(running, _examples_seen(world, algorithm, cohort), 0), took
 
 
 def advance(
@@ -232,7 +239,16 @@ def advance(
     carry, records, _, samples, took = jax.lax.fori_loop(
         span.first, span.last, body, (carry, records, zero, zero, zero)
     )
-    return carry, records, samples, took
+    return (*_everywhere(world, carry, records), samples, took)
+
+
+def _everywhere(world: World, carry: Carry, found: dict[str, Array]) -> tuple[Carry, dict[str, Array]]:
+    """On a mesh: all but the clients' own fields on every device, where any process can read them."""
+    if world.spread is None:
+        return carry, found
+    local, rest = carry.local, carry._replace(local={})
+    rest, found = world.spread.whole((rest, found))
+    return rest._replace(local=local), found
 
 
 def _finite(value: Any) -> Array:
@@ -241,15 +257,17 @@ def _finite(value: Any) -> Array:
     return jnp.all(jnp.array([jnp.all(jnp.isfinite(leaf)) for leaf in floats])) if floats else jnp.array(True)
 
 
-def _examples_seen(world: World, algorithm: Algorithm, stacked: Any, present: Array) -> Array:
+def _examples_seen(world: World, algorithm: Algorithm, cohort: Cohort) -> Array:
     """Examples that the cohort's local steps drew in this round, over all streams."""
+    present = cohort.present
+    counts = {name: split.count[cohort.ids] for name, split in world.flat.items()}
     total = jnp.zeros(present.shape, jnp.int32)
     for stream, steps in _draws(world.problem, algorithm.phases(world.problem)):
         split = world.problem.streams[stream]
-        seen = world.sampler.seen(jnp.asarray(steps, jnp.int32)[:, None], stacked.counts[split][None, :])
+        seen = world.sampler.seen(jnp.asarray(steps, jnp.int32)[:, None], counts[split][None, :])
         whole = world.sampler.rows(world.flat[split].capacity)
         rows = whole * len(steps) if seen is None else jnp.sum(jnp.broadcast_to(seen, (len(steps), *present.shape)), 0)
-        total += jnp.where(stacked.counts[split] > 0, jnp.asarray(rows).astype(jnp.int32), 0)
+        total += jnp.where(counts[split] > 0, jnp.asarray(rows).astype(jnp.int32), 0)
     return jnp.sum(jnp.where(present, total, 0), dtype=jnp.int32)
 
 

@@ -1,17 +1,20 @@
 """How a run begins: the server's state, every client's local fields, and per-client starts of the first cohort."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import PRNGKeyArray
+from jaxtyping import Array, PRNGKeyArray
 
 from fedstrata.algorithm import Algorithm, Cohort, at_time, steps_of
 from fedstrata.clock import Clock
 from fedstrata.memory import Pool
 from fedstrata.placement import placements, select
-from fedstrata.runtime.layout import empty_union, local_fields, stack_local, window, write_rows
-from fedstrata.runtime.round import Member, Setting, members, merge, over_clients, own_start
+from fedstrata.runtime.crew import Crew, local_ids, over_clients, read_local, write_local
+from fedstrata.runtime.layout import Flat, empty_union, local_fields, stack_local, window
+from fedstrata.runtime.mesh import Spread
+from fedstrata.runtime.round import Member, Setting, member_of, merge, own_start
 from fedstrata.runtime.sight import ClientSight, hide_local, server_sight, show_server
 from fedstrata.vector import Vector
 
@@ -24,10 +27,11 @@ class Start(NamedTuple):
     own: dict[str, Any]  # fields that the first cohort starts from client by client, stacked; usually none
 
 
-def begin(setting: Setting, key: PRNGKeyArray, cohort: Cohort) -> Start:
+def begin(setting: Setting, key: PRNGKeyArray, cohort: Cohort, crew: Crew) -> Start:
     """The state before round 0. `key` is the run's key for starts."""
     algorithm, template, flat = setting.algorithm, setting.template, setting.flat
-    clients, fields = cohort.clients, local_fields(type(template))
+    all_clients, fields = everybody(cohort.clients, crew.spread), local_fields(type(template))
+    clients = all_clients.ids.shape[0]
     shared = hide_local(template, algorithm)
     size = cohort.ids.shape[0]
     wide = {f: empty_union(v, size) for f in template._fields if isinstance(v := getattr(template, f), Pool)}
@@ -35,37 +39,55 @@ def begin(setting: Setting, key: PRNGKeyArray, cohort: Cohort) -> Start:
     widen = lambda value: jax.tree.map(lambda a: jnp.broadcast_to(a, (size, *jnp.shape(a))), value)
     shared = shared._replace(**wide, **{f: widen(getattr(template, f)) for f in gathered})
     local = {f: stack_local(getattr(template, f), clients, flat) for f in fields}
+    local = local if crew.spread is None else crew.spread.cut(local)
     if type(algorithm).init_client is Algorithm.init_client and not algorithm.merge_at_init:
         return Start(shared, local, {})
 
-    run = lambda ids, wanted, execution: over_clients(
-        lambda member: {f: getattr(init_one(setting, member), f) for f in wanted}, members(flat, ids, key, 0), execution
-    )
-    everyone = jnp.arange(clients, dtype=jnp.int32)
-    rows = run(everyone, fields, min(CHUNK, clients)) if fields else {}
-    local = {f: _flatten(local[f], rows[f], setting) for f in fields}
+    def run(function: Callable, given: Any, crew: Crew, wanted: Any, execution: Any) -> dict[str, Any]:
+        def one(flat: Flat, given: Any, id: Array) -> dict[str, Any]:
+            setting, key, *more = given
+            member = member_of(flat, id, local_ids(id, crew), key, 0)
+            state = function(setting._replace(flat=flat), member, *more)
+            return {f: getattr(state, f) for f in wanted}
+
+        return over_clients(one, flat, (setting._replace(flat={}), key, *given), crew.ids, crew, execution)
+
+    def of_all(function: Callable, *given: Any) -> dict[str, Any]:
+        if not fields:
+            return {}
+        rows = run(function, given, all_clients, fields, min(CHUNK, clients))
+        if not all_clients.full:  # what a place without a client computed is nobody's
+            here = lambda a: all_clients.present.reshape((-1,) + (1,) * (a.ndim - 1))
+            before = read_local(local, flat, all_clients)
+            rows = jax.tree.map(lambda new, old: jnp.where(here(new), new, old), rows, before)
+        return write_local(local, rows, flat, all_clients)
+
+    local = of_all(init_one)
     sent = select(type(template), lambda p: p.up)
     moved = [f for f in select(type(template), lambda p: p.down and p.merge == "mean") if f in _moved(setting, key)]
     if algorithm.merge_at_init:
-        first = run(cohort.ids, sent, setting.execution)
+        first = run(init_one, (), crew, sent, setting.execution)
         places = placements(type(template))
-        merged = shared._replace(**{f: merge(places[f].merge, getattr(shared, f), first[f], cohort) for f in sent})
+        join = lambda f: merge(places[f].merge, getattr(shared, f), first[f], cohort, crew)
+        merged = shared._replace(**{f: join(f) for f in sent})
         now = at_time(algorithm, Clock.at(0, steps_of(algorithm)), setting.dtype)
         begin = lambda merged: now.server_start(setting.problem, merged, cohort)
         merged = server_sight(f"{type(algorithm).__name__}.server_start", begin, merged)
         if type(algorithm).client_start is Algorithm.client_start:
             return Start(merged, local, {})
-        again = lambda ids, wanted, execution: over_clients(
-            lambda member: {f: getattr(start_one(setting, member, merged), f) for f in wanted},
-            members(flat, ids, key, 0),
-            execution,
-        )
-        rows = again(everyone, fields, min(CHUNK, clients)) if fields else {}
-        local = {f: _flatten(local[f], rows[f], setting) for f in fields}
-        pooled = again(cohort.ids, tuple(wide), setting.execution)
-        anew = {f: merge("union", wide[f], pooled[f], cohort) for f in wide}
+        local = of_all(start_one, merged)
+        pooled = run(start_one, (merged,), crew, tuple(wide), setting.execution)
+        anew = {f: merge("union", wide[f], pooled[f], cohort, crew) for f in wide}
         return Start(merged._replace(**anew), local, {})
-    return Start(shared, local, run(cohort.ids, moved, setting.execution) if moved else {})
+    return Start(shared, local, run(init_one, (), crew, moved, setting.execution) if moved else {})
+
+
+def everybody(clients: int, spread: Spread | None) -> Crew:
+    """All clients, who begin together whoever is in the first cohort; on a mesh also the places without one."""
+    size = clients if spread is None else spread.slots
+    ids = jnp.arange(size, dtype=jnp.int32)
+    here = ids < clients
+    return Crew(ids, here, here.astype(float), True, size == clients, None, spread)
 
 
 def init_one(setting: Setting, member: Member) -> Any:
@@ -103,7 +125,8 @@ def _moved(setting: Setting, key: PRNGKeyArray) -> set[str]:
     changed: set[str] = set()
 
     def trace(view: Any) -> Any:
-        member = jax.tree.map(lambda a: a[0], members(setting.flat, jnp.zeros((1,), jnp.int32), key, 0))
+        zero = jnp.array(0, jnp.int32)
+        member = member_of(setting.flat, zero, zero, key, 0)
         out = init_one(setting._replace(template=view), member)
         for field in view._fields:
             old, new = (jax.tree.leaves(getattr(s, field)) for s in (view, out))
@@ -113,15 +136,6 @@ def _moved(setting: Setting, key: PRNGKeyArray) -> set[str]:
 
     jax.eval_shape(trace, setting.template)
     return changed
-
-
-def _flatten(stacked: Any, rows: Any, setting: Setting) -> Any:
-    """Rows of all clients as they are stored: per-example windows back into one flat array."""
-    if not (leaves := jax.tree.leaves(rows)):  # a field without numbers
-        return stacked
-    count = leaves[0].shape[0]
-    ids, present = jnp.arange(count, dtype=jnp.int32), jnp.ones((count,), bool)
-    return write_rows(stacked, rows, ids, present, setting.flat, everyone=True)
 
 
 def start_values(algorithm: Algorithm, problem: Any, x0: Vector) -> Any:

@@ -60,8 +60,8 @@ class Ranked(Average):
     def _ranked(self, x: Vector, rows: Rows) -> dict[str, Array]:
         model: Any = getattr(self.loss, "model", None)
         score = lambda example: model(x.tree, example["x"]).reshape(())
-        scores = jax.lax.map(score, rows.examples, batch_size=rows.chunk)
-        return ranking.measures(self.ranks, scores, jnp.asarray(rows.examples["y"]) == 1, rows.client, rows.clients)
+        scores = rows.map(score)
+        return ranking.measures(self.ranks, scores, rows.column("y") == 1, rows.client, rows.clients)
 
 
 class Quartered(eqx.Module):

@@ -31,7 +31,7 @@ def measured(scores: Array, rows: Rows, sites: Sequence[str]) -> dict[str, Array
     For some hundred rows that is as fast as sorting them, and compiles in a tenth of the time.
     """
     dtype = scores.dtype
-    positive = jnp.asarray(rows.examples["y"]) == 1
+    positive = rows.column("y") == 1
     pair = (positive[:, None] & ~positive[None, :]).astype(dtype)
     above, tied = (f(scores[:, None], scores[None, :]).astype(dtype) for f in (jnp.greater, jnp.equal))
     won, here = pair * (above + tied / 2), (rows.client[:, None] == rows.client[None, :]).astype(dtype)
@@ -62,7 +62,7 @@ class Scored(Average):
         if split in NOT_HELD_OUT:
             return {}
         model = self.loss.model  # pyright: ignore[reportFunctionMemberAccess]
-        scores = jax.vmap(lambda example: model(x.tree, example["x"]).reshape(()))(full[split].examples)
+        scores = full[split].map(lambda example: model(x.tree, example["x"]).reshape(()))
         return measured(scores, full[split], self.sites)
 
 
@@ -74,5 +74,5 @@ class Paired(Pairwise):
     def evaluate_split(self, x: Vector, full: Full, split: str) -> dict[str, Array]:
         if split in NOT_HELD_OUT:
             return {}
-        scores = jax.vmap(lambda example: self.score_of(x.tree, example))(full[split].examples)
+        scores = full[split].map(lambda example: self.score_of(x.tree, example))
         return measured(scores, full[split], self.sites)
