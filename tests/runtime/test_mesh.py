@@ -48,7 +48,12 @@ def test_everybody_on_two_and_on_three_devices(options):
 
 @pytest.mark.parametrize("name", KINDS)
 def test_seeds_and_values_in_one_program(name):
-    options = {"seeds": 2, "sweep": {"step_size": [0.1, 0.05]} if name == "Scaffold" else None, "per_client": True, "stationarity": False}
+    options = {
+        "seeds": 2,
+        "sweep": {"step_size": [0.1, 0.05]} if name == "Scaffold" else None,
+        "per_client": True,
+        "stationarity": False,
+    }
     assert_same(run(name, mesh="all", **options), run(name, **options))
 
 

@@ -11,7 +11,7 @@ import fedstrata as fs
 from fedstrata.data.sampling import Epochs
 from fedstrata.runtime.round import weighted_mean
 from fedstrata.runtime.run import prepare
-from fedstrata.runtime.simulate import cohort_at, measure
+from fedstrata.runtime.simulate import cohort_at, crew_at, measure
 from references import least_squares, squared_error
 from toys import Growing
 
@@ -267,7 +267,8 @@ def test_means_over_clients_and_evaluations_ask_for_full_precision():
     task = least_squares()
     job = prepare(task.problem, fs.FedAvg(0.1), task.federation, rounds=1, params=np.zeros(3), batch_size="all")
     cohort = cohort_at(job.world, fs.FedAvg(0.1), job.keys[0], jnp.array(0), jnp.float32)
-    mean = jax.make_jaxpr(lambda a: weighted_mean(a, cohort))(jnp.zeros((4, 3), jnp.float32))
+    crew = crew_at(job.world, cohort)
+    mean = jax.make_jaxpr(lambda a: weighted_mean(a, crew))(jnp.zeros((4, 3), jnp.float32))
     carry = jax.tree.map(lambda a: a[0], job.begin()[0])
     found = jax.make_jaxpr(lambda c: measure(job.world, fs.FedAvg(0.1), job.plan, c.shared, c.local))(carry)
     for program in (mean, found):

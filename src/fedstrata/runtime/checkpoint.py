@@ -73,8 +73,6 @@ class Checkpoints:
 
     def save(self, round: int, arrays: Mapping[str, np.ndarray], config: Mapping[str, Any]) -> None:
         """Written beside, then renamed: a reader sees a whole checkpoint or none."""
-        import orbax.checkpoint as ocp
-
         target = self._path(round)
         about = {"version": VERSION, "round": round, "config": config, "names": list(arrays), "sha256": _digest(arrays)}
         # The array store takes no arrays without elements; their shape and dtype say all there is.
@@ -83,7 +81,7 @@ class Checkpoints:
         tree = {f"{i:05d}": np.asarray(a) for i, (n, a) in enumerate(arrays.items()) if n not in empty}
         tree["about"] = np.frombuffer(json.dumps(about).encode(), np.uint8)
         try:
-            with _quiet(), ocp.PyTreeCheckpointer() as writer:
+            with _quiet(), _checkpointer() as writer:
                 writer.save(target, tree, force=True)
             with replacing(self.folder / "settings.json") as part:
                 part.write_text(json.dumps(config, indent=2))
@@ -128,9 +126,7 @@ class Checkpoints:
         return None
 
     def _read(self, round: int) -> Saved:
-        import orbax.checkpoint as ocp
-
-        with ocp.PyTreeCheckpointer() as reader:
+        with _checkpointer() as reader:
             tree = reader.restore(self._path(round))
         about = json.loads(bytes(np.asarray(tree.pop("about"), np.uint8)))
         if about["version"] != VERSION:
@@ -153,6 +149,18 @@ class Checkpoints:
 
     def _path(self, round: int) -> Path:
         return self.folder / f"round-{round:09d}"
+
+
+def _checkpointer() -> Any:
+    """One that waits for no other process: the first writes for all, and each reads for itself."""
+    import jax
+    import orbax.checkpoint as ocp
+
+    if jax.process_count() == 1:
+        return ocp.PyTreeCheckpointer()
+    me = jax.process_index()
+    alone: Any = ocp.options.MultiprocessingOptions(me, active_processes={me}, barrier_sync_key_prefix=f"process_{me}")
+    return ocp.Checkpointer(ocp.PyTreeCheckpointHandler(multiprocessing_options=alone), multiprocessing_options=alone)
 
 
 @contextlib.contextmanager

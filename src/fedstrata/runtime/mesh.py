@@ -67,7 +67,7 @@ def mesh_of(given: Any) -> Mesh | None:
     if given > len(devices):
         raise ValueError(
             f"mesh={given}: there are {len(devices)} devices; on a CPU the flag --xla_force_host_platform_device_count "
-            "in XLA_FLAGS makes more, and `fedstrata launch` starts several processes"
+            "in XLA_FLAGS makes more"
         )
     if jax.process_count() > 1 and given != len(devices):
         raise ValueError(f"mesh={given}: with several processes all of their {len(devices)} devices take part")

@@ -14,7 +14,10 @@ COORDINATOR, COUNT, NUMBER = "FEDSTRATA_COORDINATOR", "FEDSTRATA_PROCESSES", "FE
 
 
 def join() -> None:
-    """Join the processes of `fedstrata launch`, or those of a cluster that jax knows (Slurm, Open MPI, Kubernetes)."""
+    """Join the processes that the three variables above name, or those of a cluster that jax knows, such as Slurm.
+
+    To be called before anything else is asked of jax.
+    """
     if COORDINATOR in os.environ:
         count, number = int(os.environ[COUNT]), int(os.environ[NUMBER])
         jax.distributed.initialize(os.environ[COORDINATOR], count, number)
@@ -23,8 +26,9 @@ def join() -> None:
         jax.distributed.initialize()
     except ValueError as error:
         raise ValueError(
-            "no other processes were found; start them with `fedstrata launch --processes N -- run …`, or with the "
-            f"cluster's own launcher ({str(error).splitlines()[0]})"
+            f"no other processes were found; start them with a cluster's own launcher, or give each {COORDINATOR} "
+            f"(host:port of the first), {COUNT} (how many) and {NUMBER} (which one, from 0) "
+            f"({str(error).splitlines()[0]})"
         ) from error
 
 

@@ -22,7 +22,7 @@ from fedstrata.runtime.execution import settle
 from fedstrata.runtime.job import Job, ledger_of, repeat_runs, seed_list, spread, start_points, threads_for
 from fedstrata.runtime.mesh import mesh_of
 from fedstrata.runtime.prepare import Weights, check_parameters, check_solves, world_of
-from fedstrata.runtime.processes import agreed, leads
+from fedstrata.runtime.processes import agreed, leads, together
 from fedstrata.runtime.progress import Callback, Run
 from fedstrata.runtime.result import DivergenceWarning, Result
 from fedstrata.runtime.resume import config_of, restore
@@ -147,7 +147,9 @@ def run(
             raise CheckpointError(
                 f"{store.folder} already holds checkpoints; resume that run, or choose another folder"
             )
-        store.prepare(job.state_bytes())
+        if leads():
+            store.prepare(job.state_bytes())
+        together("prepared")
     began = time.perf_counter()
     state = restore(job, store, config) if store and resume else None
     state = state or Run.start(job)
