@@ -57,6 +57,7 @@ def test_a_process_alone_leads_and_agrees_with_itself():
 
 def test_nobody_to_join(monkeypatch):
     monkeypatch.delenv(processes.COORDINATOR, raising=False)
+    monkeypatch.setattr(processes, "_libraries_print_aside", lambda: None)
     monkeypatch.setattr(
         processes.jax.distributed, "initialize", lambda: (_ for _ in ()).throw(ValueError("coordinator_address"))
     )

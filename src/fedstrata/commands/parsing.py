@@ -57,6 +57,11 @@ def seconds(word: str) -> float:
     return value
 
 
+def mesh(word: str) -> int | str:
+    """A number of devices, or "all"."""
+    return word if word == "all" else whole(1)(word)
+
+
 def batch(word: str) -> int | str:
     """Examples per step, or "all"."""
     return "all" if word == "all" else whole(1)(word)

@@ -8,18 +8,21 @@ examples:
   fedstrata run digits --data alpha=0.1 --cohort 5              more skew, five clients a round
   fedstrata run digits --out out/digits --resume                go on after an interruption, with the same result
   fedstrata run mnist --dry-run                                 memory, traffic and time, without running
+  fedstrata run mnist --mesh all                                clients over all devices (see `fedstrata launch`)
 
 In --out: METHOD.jsonl (history), METHOD.npz (model, for fs.load_model), table.md, table.json, picture.png,
 config.json and checkpoints/. Exit code 3: a method diverged (the others finished).
 """
 
 import argparse
+import os
 
 from fedstrata.commands.parsing import (
     Mistake,
     assignments,
     batch,
     json_option,
+    mesh,
     numbers,
     seconds,
     seeds,
@@ -50,6 +53,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--batch-size", type=batch, metavar="B", help="examples per client and local step, or all")
     add("--evaluate-every", type=whole(1), metavar="K", help="rounds between evaluations (default: 100 in all)")
     add("--local-steps", type=whole(1), metavar="Q", help="the same as --set local_steps=Q")
+    add("--mesh", type=mesh, metavar="D", help="spread the clients over so many devices, or all")
+    add("--join", action="store_true", help="share the run with the other processes that a cluster's launcher started")
     add("--out", metavar="DIR", help="folder for everything the run leaves")
     add("--resume", action="store_true", help="go on with the run in --out, or begin it")
     add("--force", action="store_true", help="replace the run in --out")
@@ -81,6 +86,10 @@ def execute(options: argparse.Namespace) -> int:
         raise Mistake("--resume goes on with a run and --force replaces it; choose one")
     if options.out is None and (options.resume or options.force):
         raise Mistake(f"--{'resume' if options.resume else 'force'} needs --out, the folder of the run")
+    if options.join or "FEDSTRATA_COORDINATOR" in os.environ:
+        from fedstrata.runtime import processes
+
+        processes.join()
     folder = None if options.out is None else Folder(options.out, resume=options.resume, force=options.force)
     if folder is not None and folder.resume and folder.saved is not None and options.evaluate_every is None:
         options.evaluate_every = folder.saved["settings"].get("evaluate_every")  # as it was, also in a run made longer

@@ -20,6 +20,7 @@ from fedstrata.files import cache_folder
 from fedstrata.problems.base import model_of
 from fedstrata.report import Comparison, compare
 from fedstrata.runtime.describe import describe
+from fedstrata.runtime.processes import leads, together
 from fedstrata.runtime.result import DivergenceWarning, Result
 from fedstrata.runtime.run import prepare
 
@@ -66,7 +67,7 @@ class Plan(NamedTuple):
         plan = cls(experiment, named, setup, given, data)
         for name, (algorithm, _) in named.items():  # what the last method would refuse is refused before the first
             problem = experiment.problem_for(algorithm, setup)
-            prepare(problem, algorithm, setup.federation, **plan.options(name), execution="vmap")
+            prepare(problem, algorithm, setup.federation, **plan.options(name), execution="vmap", mesh=options.mesh)
         return plan
 
     def options(self, name: str) -> dict[str, Any]:
@@ -120,11 +121,14 @@ def estimate(plan: Plan, as_json: bool) -> int:
 
 def run(plan: Plan, folder: Folder | None, options: argparse.Namespace) -> int:
     """Every method in turn; a diverged one is reported, and the others still run."""
-    if folder is not None:
-        folder.begin(plan.settings(), _files(plan))
+    together("looked")  # every process has seen the folder as it was
+    writes = folder if leads() else None
+    if writes is not None:
+        writes.begin(plan.settings(), _files(plan))
+    together("begun")
     results = {}
     for name, (algorithm, _) in plan.methods.items():
-        extra: dict[str, Any] = {"label": name, "progress": not options.quiet}
+        extra: dict[str, Any] = {"label": name, "progress": not options.quiet, "mesh": options.mesh}
         if folder is not None:
             extra |= {"checkpoint": folder.checkpoint(name), "checkpoint_every": options.checkpoint_every}
             extra |= {"resume": folder.resume}
@@ -133,15 +137,16 @@ def run(plan: Plan, folder: Folder | None, options: argparse.Namespace) -> int:
             results[name] = plan.experiment.simulate(algorithm, plan.setup, **plan.options(name), **extra)
         for note in results[name].notes:
             print(f"warning: {note}", file=sys.stderr)
-        if folder is not None:
-            _keep(results[name], plan, folder)
+        if writes is not None:
+            _keep(results[name], plan, writes)
     table = compare(results)
-    if folder is not None:
-        folder.write("table.md", table.markdown())
-        folder.write("table.json", json.dumps(table.json(), indent=2, allow_nan=False) + "\n")
-        _draw(plan, results, folder.path / "picture.png")
-        plan.experiment.pictures(results, plan.data, folder.path)
-    _tell(plan, results, table, folder, options.json)
+    if writes is not None:
+        writes.write("table.md", table.markdown())
+        writes.write("table.json", json.dumps(table.json(), indent=2, allow_nan=False) + "\n")
+        _draw(plan, results, writes.path / "picture.png")
+        plan.experiment.pictures(results, plan.data, writes.path)
+    if leads():
+        _tell(plan, results, table, folder, options.json)
     return 3 if any(result.diverged for result in results.values()) else 0
 
 

@@ -5,7 +5,7 @@ know. So a decision is the first process's, and only that one writes files and t
 """
 
 import os
-from typing import Any
+import sys
 
 import jax
 import numpy as np
@@ -18,18 +18,30 @@ def join() -> None:
 
     To be called before anything else is asked of jax.
     """
+    _libraries_print_aside()
     if COORDINATOR in os.environ:
         count, number = int(os.environ[COUNT]), int(os.environ[NUMBER])
         jax.distributed.initialize(os.environ[COORDINATOR], count, number)
-        return
+    else:
+        _join_cluster()
+
+
+def _join_cluster() -> None:
     try:
         jax.distributed.initialize()
     except ValueError as error:
         raise ValueError(
-            f"no other processes were found; start them with a cluster's own launcher, or give each {COORDINATOR} "
-            f"(host:port of the first), {COUNT} (how many) and {NUMBER} (which one, from 0) "
+            "no other processes were found; start them with `fedstrata launch`, with a cluster's own launcher, or give "
+            f"each {COORDINATOR} (host:port of the first), {COUNT} (how many) and {NUMBER} (which one, from 0) "
             f"({str(error).splitlines()[0]})"
         ) from error
+
+
+def _libraries_print_aside() -> None:
+    """What compiled libraries print as they connect goes to standard error: standard output may be somebody's JSON."""
+    sys.stdout.flush()
+    sys.stdout = os.fdopen(os.dup(1), "w", encoding=sys.stdout.encoding, errors="replace")
+    os.dup2(2, 1)
 
 
 def leads() -> bool:
@@ -46,7 +58,7 @@ def agreed(value: float) -> float:
     return float(np.asarray(multihost_utils.broadcast_one_to_all(np.float64(value))))
 
 
-def together(name: str) -> Any:
+def together(name: str) -> None:
     """Wait until every process has come here: what the first one wrote is there for the others to read."""
     if jax.process_count() > 1:
         from jax.experimental import multihost_utils
