@@ -2,6 +2,7 @@
 
 import os
 import platform
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ import jax
 import numpy as np
 
 PAGES = Path(__file__).parents[1] / "docs" / "benchmarks"
+IMAGES = PAGES.parent / "images"
 
 
 def seconds(function: Callable[[], Any]) -> float:
@@ -46,6 +48,23 @@ def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     return "\n".join([line(head), line(["---"] * len(head)), *map(line, rows)])
 
 
+def bars(seconds: Mapping[str, np.ndarray], name: str) -> str:
+    """A plot of rounds per second, ours in blue, slowest first; returns the Markdown that shows it."""
+    import matplotlib.pyplot as plt
+
+    titles = sorted(seconds, key=lambda title: float(np.median(seconds[title])), reverse=True)
+    rates = np.array([np.quantile(1 / seconds[title], [0.25, 0.5, 0.75]) for title in titles])
+    figure, axes = plt.subplots(figsize=(7, 0.4 * len(titles) + 1.2), layout="constrained")
+    colours = ["#0072B2" if title.startswith("FedStrata") else "#999999" for title in titles]
+    spans = np.stack([rates[:, 1] - rates[:, 0], rates[:, 2] - rates[:, 1]])
+    drawn = axes.barh(titles, rates[:, 1], xerr=spans, color=colours, error_kw={"linewidth": 1})
+    axes.bar_label(drawn, [f"{rate:.3g}" for rate in rates[:, 1]], padding=6)
+    axes.set(xlabel="rounds per second (median and quartiles)", xlim=(0, 1.15 * rates.max()))
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(IMAGES / f"bench_{name}.png", dpi=150)
+    return f"![Rounds per second](../images/bench_{name}.png)"
+
+
 def page(script: str, title: str, body: str) -> None:
     """Print the result and keep it as a page, with the command, versions and machine beside the numbers."""
     names = {n: __import__(n).__version__ for n in ("jax", "equinox", "optax", "numpy")}
@@ -53,7 +72,8 @@ def page(script: str, title: str, body: str) -> None:
     machine = (
         f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}, {jax.default_backend()}"
     )
-    text = f"# {title}\n\n{body}\n\nFrom `python benchmarks/{Path(script).name}` ({machine}; {versions}).\n"
+    command = " ".join(["python", f"benchmarks/{Path(script).name}", *sys.argv[1:]])
+    text = f"# {title}\n\n{body}\n\nFrom `{command}` ({machine}; {versions}).\n"
     print(text)
     PAGES.mkdir(parents=True, exist_ok=True)
     (PAGES / f"{Path(script).stem}.md").write_text(text)

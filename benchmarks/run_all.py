@@ -8,6 +8,6 @@ HERE = Path(__file__).parent
 
 if __name__ == "__main__":
     for script in sorted(HERE.glob("*.py")):
-        if script.stem not in ("run_all", "harness"):
+        if script.stem not in ("run_all", "harness", "environments"):
             print(f"== {script.name}", flush=True)
             subprocess.run([sys.executable, str(script)], check=True)
