@@ -73,7 +73,7 @@ def test_a_run_goes_on_with_another_number_of_devices(name, before, after, tmp_p
         if round == 4:
             raise Killed
 
-    options = {"cohort": 3, "seeds": 2, "execution": "vmap", "stationarity": False}
+    options = {"cohort": 3, "execution": "vmap", "stationarity": False}
     kept = {"checkpoint": tmp_path, "checkpoint_every": 0.0}
     with pytest.raises(Killed):
         run(

@@ -14,7 +14,7 @@ from cases import CASES, START, task_of
 from fedstrata.runtime import processes
 from two_processes import OPTIONS, numbers
 
-NAMES = ("Scaffold", "FedX2")  # local state; pools and memory by example
+NAMES = ("FedX2",)  # it has pools, and memory by example
 
 
 def free_port() -> int:
