@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 import fedstrata as fs
 from cases import CASES, START, task_of
 from fedstrata.problems.rows import Rows
+from fedstrata.runtime.execution import choose
 from fedstrata.runtime.job import _advance
 from fedstrata.runtime.mesh import mesh_of
 from fedstrata.runtime.prepare import full_data
@@ -112,6 +113,12 @@ def test_no_device_collects_the_data_of_others():
     size = lambda shape: np.prod([int(n) for n in shape.split(",") if n])
     largest = max(size(shape) for line in found for shape in re.findall(r"\[([\d,]*)\]", line))
     assert largest < 200 * 7  # the rows of one device
+
+
+def test_nothing_is_tried_out_where_processes_could_disagree():
+    task, algorithm = task_of(CASES["FedAvg"].algorithm), CASES["FedAvg"].algorithm
+    job = prepare(task.problem, algorithm, task.federation, **{**PLAIN, "rounds": 10**12}, mesh=2)
+    assert choose(job) == ("vmap", "clients are spread over devices, whose processes must all choose alike")
 
 
 # Whole splits.

@@ -33,6 +33,8 @@ def choose(job: Job) -> tuple[str | int, str]:
     cohort = job.world.selection.size(job.world.clients)
     if cohort == 1:
         return "vmap", "one client a round"
+    if job.world.spread is not None:
+        return "vmap", "clients are spread over devices, whose processes must all choose alike"
     if jax.default_backend() != "cpu":
         return "vmap", "an accelerator is fullest with all clients at once, and trying out costs it compilations"
     work = _work(job)
