@@ -30,6 +30,13 @@ class Crew(NamedTuple):
         """Rows of these slots, as the cohort names them."""
         return stacked if self.at is None else jax.tree.map(lambda a: a[self.at], stacked)
 
+    def settled(self, new: PyTree, old: PyTree) -> PyTree:
+        """New rows of the slots that are taken; what an empty one computed is nobody's."""
+        if self.full:
+            return new
+        here = lambda a: self.present.reshape((-1,) + (1,) * (a.ndim - 1))
+        return jax.tree.map(lambda a, b: jnp.where(here(a), a, b), new, old)
+
 
 def crew_of(cohort: Cohort, everyone: bool, full: bool, spread: Spread | None) -> Crew:
     """The cohort's slots; on a mesh, as many on each device as it could need."""
@@ -38,15 +45,14 @@ def crew_of(cohort: Cohort, everyone: bool, full: bool, spread: Spread | None) -
     if everyone:
         ids = jnp.arange(spread.slots, dtype=jnp.int32)
         fill = lambda a: jnp.pad(a, (0, spread.slots - spread.clients))
-        place = jnp.arange(spread.clients, dtype=jnp.int32)
-        at = None if spread.even else place
+        at = None if spread.even else jnp.arange(spread.clients, dtype=jnp.int32)
         return Crew(ids, fill(cohort.present), fill(cohort.weights), True, spread.even, at, spread)
     size = min(cohort.ids.shape[0], spread.each)  # the most that one device may have to work on
     home = cohort.ids // spread.each
     there = (home[:, None] == jnp.arange(spread.devices, dtype=jnp.int32)[None, :]) & cohort.present[:, None]
     rank = jnp.sum(jnp.where(there, jnp.cumsum(there, axis=0), 0), axis=1, dtype=jnp.int32) - 1
     at = jnp.where(cohort.present, home * size + rank, spread.devices * size)
-    put = lambda start, values: start.at[at].set(values, mode="drop", unique_indices=False)
+    put = lambda start, values: start.at[at].set(values, mode="drop")
     first = jnp.repeat(jnp.arange(spread.devices, dtype=jnp.int32) * spread.each, size)  # an empty slot's stand-in
     ids, present = put(first, cohort.ids), put(jnp.zeros(first.shape, bool), cohort.present)
     weights = put(jnp.zeros(first.shape, cohort.weights.dtype), cohort.weights)

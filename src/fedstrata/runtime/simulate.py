@@ -183,9 +183,7 @@ def one_round(
     crew = crew_at(world, cohort)
     rows = read_local(carry.local, world.flat, crew)
     shared, new_rows = run_round(Round(setting, cohort, crew, domain(key, "sample"), own or {}), carry.shared, rows)
-    if not crew.full:  # what an empty slot computed is nobody's
-        present = lambda a: crew.present.reshape((-1,) + (1,) * (a.ndim - 1))
-        new_rows = jax.tree.map(lambda new, old: jnp.where(present(new), new, old), new_rows, rows)
+    new_rows = crew.settled(new_rows, rows)
     finite = jnp.array([_finite(getattr(shared, f)) & _finite(new_rows.get(f)) for f in shared._fields])
     running = carry.status == RUNNING
     keep = running & jnp.all(finite)

@@ -56,10 +56,7 @@ def begin(setting: Setting, key: PRNGKeyArray, cohort: Cohort, crew: Crew) -> St
         if not fields:
             return {}
         rows = run(function, given, all_clients, fields, min(CHUNK, clients))
-        if not all_clients.full:  # what a place without a client computed is nobody's
-            here = lambda a: all_clients.present.reshape((-1,) + (1,) * (a.ndim - 1))
-            before = read_local(local, flat, all_clients)
-            rows = jax.tree.map(lambda new, old: jnp.where(here(new), new, old), rows, before)
+        rows = all_clients.settled(rows, read_local(local, flat, all_clients))
         return write_local(local, rows, flat, all_clients)
 
     local = of_all(init_one)
