@@ -61,7 +61,14 @@ class Rounds:
 
 
 def versions(*names: str) -> str:
-    return ", ".join(f"{name} {importlib.metadata.version(name)}" for name in names)
+    return ", ".join(f"{name} {_version(name)}" for name in names)
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return "as it lies here"
 
 
 def fastest(settings: Iterable[Any], trial: Callable[[Any], None]) -> Any:

@@ -1,7 +1,8 @@
 """Convolutions, pooling and group normalisation for one image `(height, width, channels)`, made to run under `vmap`.
 
 Every client has its own weights, and a convolution whose weights are batched turns into a grouped one, which XLA runs
-slowly. Here a convolution is a matrix product, or a short sum of shifted products, and stays one under any `vmap`.
+slowly. Here a convolution is a matrix product, or a short sum of shifted products, and stays one under any `vmap`. Only
+where a GPU's own grouped convolutions are known to be faster are they asked for (`docs/benchmarks/execution.md`).
 Padding is `(kernel - 1) // 2` zeros on every side, so a stride `s` leaves `ceil(size / s)` pixels.
 """
 
@@ -16,14 +17,35 @@ from fedstrata.vector import widest
 EPSILON = 1e-3  # under the root; the one that the MobileNets put into their batch normalisation
 
 
-def convolve(weight: Array, image: Array, kernel: int, stride: int = 1) -> Array:
-    """A convolution as one matrix product over patches; weight: `(outputs, kernel * kernel * channels)`.
+def convolve(weight: Array, image: Array, kernel: int, stride: int = 1, padding: int | None = None) -> Array:
+    """A convolution, as one matrix product over patches; weight: `(outputs, kernel * kernel * channels)`.
 
     >>> convolve(jnp.ones((1, 9)), jnp.ones((4, 4, 1)), kernel=3, stride=2)[..., 0].tolist()
     [[4.0, 6.0], [6.0, 9.0]]
     """
+    padding = (kernel - 1) // 2 if padding is None else padding
+    if jax.default_backend() == "gpu" and better_grouped(image.shape, kernel, stride):
+        return grouped(weight, image, kernel, stride, padding)
     window = [(i, j) for i in range(kernel) for j in range(kernel)]
-    return pointwise(weight, jnp.concatenate(_shifted(image, window, kernel, stride), axis=-1))
+    return pointwise(weight, jnp.concatenate(_shifted(image, window, kernel, stride, padding), axis=-1))
+
+
+def better_grouped(shape: tuple[int, ...], kernel: int, stride: int) -> bool:
+    """Whether a GPU convolves images of this shape faster itself than over patches, each client with its weights.
+
+    Patches are `kernel²` times the image, which dear memory traffic moves; a grouped convolution moves no more than
+    the image, but has few pixels or channels a group to be busy with where those are few.
+    """
+    height, width, channels = shape
+    return kernel > 1 and stride == 1 and height * width >= 64 and channels >= 32
+
+
+def grouped(weight: Array, image: Array, kernel: int, stride: int, padding: int) -> Array:
+    """The same as XLA's convolution, which `vmap` over weights groups by client."""
+    filters = weight.reshape(-1, kernel, kernel, image.shape[-1])
+    names, sides = ("NHWC", "OHWI", "NHWC"), [(padding, padding)] * 2
+    found = jax.lax.conv_general_dilated(image[None], filters, (stride, stride), sides, dimension_numbers=names)
+    return found[0]
 
 
 def pointwise(weight: Array, image: Array) -> Array:
@@ -39,7 +61,7 @@ def depthwise(weight: Array, image: Array, stride: int = 1) -> Array:
     kernel = weight.shape[0]
     rows, columns = (_reached(size, kernel, stride) for size in image.shape[:2])
     window = [(i, j) for i in rows for j in columns]
-    shifted = _shifted(image, window, kernel, stride)
+    shifted = _shifted(image, window, kernel, stride, (kernel - 1) // 2)
     total, *rest = [weight[i, j].reshape(1, 1, -1) * part for (i, j), part in zip(window, shifted, strict=True)]
     return sum(rest, start=total)
 
@@ -51,7 +73,7 @@ def max_pool(image: Array, kernel: int, stride: int) -> Array:
     [[-1.0, -2.0], [-5.0, -6.0]]
     """
     window = [(i, j) for i in range(kernel) for j in range(kernel)]
-    return functools.reduce(jnp.maximum, _shifted(image, window, kernel, stride, fill=-jnp.inf))
+    return functools.reduce(jnp.maximum, _shifted(image, window, kernel, stride, (kernel - 1) // 2, fill=-jnp.inf))
 
 
 def mean_pool(image: Array) -> Array:
@@ -82,12 +104,14 @@ def group_norm(scale: Array, shift: Array, image: Array, groups: int, epsilon: f
     return (scale.reshape(1, 1, -1) * normal + shift.reshape(1, 1, -1)).astype(image.dtype)
 
 
-def _shifted(image: Array, window: list[tuple[int, int]], kernel: int, stride: int, fill: float = 0.0) -> list[Array]:
+def _shifted(
+    image: Array, window: list[tuple[int, int]], kernel: int, stride: int, padding: int, fill: float = 0.0
+) -> list[Array]:
     """For each place of the window, the pixel that every output finds there."""
-    height, width, channels = image.shape
-    half = (kernel - 1) // 2
-    padded = jnp.pad(image, ((half, half), (half, half), (0, 0)), constant_values=fill)
-    down, across = (stride * ((size - 1) // stride) + 1 for size in (height, width))
+    sides = ((padding, padding), (padding, padding), (0, 0))
+    padded = jnp.pad(image, sides, constant_values=fill) if padding else image
+    height, width, channels = padded.shape
+    down, across = (stride * ((size - kernel) // stride) + 1 for size in (height, width))
     step = (stride, stride, 1)
     return [jax.lax.slice(padded, (i, j, 0), (i + down, j + across, channels), step) for i, j in window]
 

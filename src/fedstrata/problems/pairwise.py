@@ -113,7 +113,10 @@ class Pairwise(Problem):
 
     def second_score(self, params: PyTree, example: PyTree) -> Array:
         """What a row of the second set says of itself: its score, with its label where the loss asks for it."""
-        score = self.score_of(params, example)
+        return self.second_row(self.score_of(params, example), example)
+
+    def second_row(self, score: Array, example: PyTree) -> Array:
+        """The same where the score is known."""
         if not getattr(self.pair_loss, "labelled", False):
             return score
         return jnp.stack([score, (jnp.asarray(example[self.label]) == self.positive).astype(score.dtype)])
@@ -165,6 +168,10 @@ class Pairwise(Problem):
 
     def penalty(self, x: Vector) -> Array:
         return 0.5 * jnp.asarray(self.l2, x.scalar_dtype) * x.norm_squared()
+
+    def penalised(self, x: Vector, slope: Vector) -> Vector:
+        """A slope with the penalty's own."""
+        return slope if isinstance(self.l2, int | float) and self.l2 == 0 else slope + self.l2 * x
 
     def evaluate(self, x: Vector, full: Full, smooth: tuple[Array, Vector] | None = None) -> dict[str, Array]:
         own = {self.first, self.second} == {"positives", "negatives"}

@@ -22,6 +22,7 @@ class Scores(NamedTuple):
 
     first: Array
     second: Array
+    back: Any = None  # from slopes in both to one in x, where x is known: the model need not run again for it
 
 
 class PairwiseOracle(Oracle):
@@ -29,12 +30,25 @@ class PairwiseOracle(Oracle):
 
     def scores(self, x: Vector) -> Scores:
         """h(x; z) of the sampled examples of both sets."""
+        (first, second), back = jax.vjp(self._scores, x)
+        return Scores(first, second, back)
+
+    def _scores(self, x: Vector) -> tuple[Array, Array]:
+        """A model sees both sets as one batch."""
         problem, out = self.problem, []
-        for stream, score in (("first", problem.score_of), ("second", problem.second_score)):
-            found = jax.vmap(lambda example, score=score: score(x.tree, example))(self.samples[stream].examples)
+        parts = [self.samples[stream].examples for stream in problem.streams]
+        rows = [jax.tree.leaves(part)[0].shape[0] for part in parts]
+        score = jax.vmap(lambda example: problem.score_of(x.tree, example))
+        if _alike(*parts):
+            both = score(jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts))
+            found = [both[: rows[0]], both[rows[0] :]]
+        else:
+            found = [score(part) for part in parts]
+        found[1] = jax.vmap(problem.second_row)(found[1], parts[1])
+        for stream, values in zip(problem.streams, found, strict=True):
             here = self.shard[problem.streams[stream]].count > 0
-            out.append(found if problem.complete else jnp.where(here, found, 0))
-        return Scores(*out)
+            out.append(values if problem.complete else jnp.where(here, values, 0))
+        return out[0], out[1]
 
     def partners(self, first: Pool, second: Pool, draws: Draws = "shuffled", shared: bool = True) -> Lazy:
         """Partners of this step's examples, out of the pools that were received: as many as a step has rows.
@@ -56,7 +70,7 @@ class PairwiseOracle(Oracle):
     def own_partners(self, scores: Scores, u: Array | None) -> Lazy:
         """This step's own examples as partners of each other: pairs inside one client only, nothing old, no ω."""
         sides = []
-        for stream, rows in zip(("first", "second"), scores, strict=True):
+        for stream, rows in zip(("first", "second"), scores[:2], strict=True):
             mask = self.samples[stream].mask
             mask = jnp.ones(rows.shape[0], bool) if mask is None else mask
             weight = mask.astype(self._dtype) / jnp.maximum(jnp.sum(mask), 1).astype(self._dtype)
@@ -79,27 +93,28 @@ class PairwiseOracle(Oracle):
         found = self.problem.blend(u, fresh, gamma)
         return jnp.where(jnp.any(lazy.second.weight > 0), found, u)
 
-    def grad(self, x: Vector, lazy: Lazy, u: Array | None = None) -> Vector:
+    def grad(self, x: Vector, lazy: Lazy, u: Array | None = None, scores: Scores | None = None) -> Vector:
         """G_1 + G_2: this step's examples against their partners, each half a mean over both.
 
-        u: estimates for the active examples of the first set; partners bring their own.
+        u: estimates for the active examples of the first set; partners bring their own. scores: those at x of this
+        oracle, where they are known already.
         """
         problem, (omega_1, omega_2), zeta, xi = self.problem, lazy.own, lazy.first, lazy.second
 
-        def value(x: Vector) -> Array:
-            scores = self.scores(x)
-            active = scores.first if u is None else (scores.first, u)
+        def value(first: Array, second: Array) -> Array:
+            active = first if u is None else (first, u)
             ahead = lambda z, row: problem.term(None if u is None else z[1], z if u is None else z[0], row["score"])
             behind = lambda z, row: problem.term(row.get("u"), row["score"], z)
             one = pairs(ahead, active, xi.rows, xi.weight.ndim == 1)
-            two = pairs(behind, scores.second, zeta.rows, zeta.weight.ndim == 1)
+            two = pairs(behind, second, zeta.rows, zeta.weight.ndim == 1)
             wide = lambda weight: weight[None] if weight.ndim == 1 else weight
             add = lambda terms, weight: jnp.sum(terms * wide(weight).astype(terms.dtype), axis=1)
             of_first = self.samples["first"].mean(add(one, xi.weight))
             of_second = self.samples["second"].mean(add(two, zeta.weight))
-            return omega_1 * of_first + omega_2 * of_second + problem.penalty(x).astype(of_first.dtype)
+            return omega_1 * of_first + omega_2 * of_second
 
-        return jax.grad(value)(x)
+        first, second, back = self.scores(x) if scores is None else scores
+        return problem.penalised(x, back(jax.grad(value, argnums=(0, 1))(first, second))[0])
 
     def send(self, pool: Pool, side: int, steps: int, rows: Any) -> Pool:
         """This step's rows written into the client's own part of a pool, which all steps of a round fill.
@@ -120,7 +135,7 @@ class PairwiseOracle(Oracle):
         """Scores of as many examples of both sets as this many steps draw, for a pool to begin with."""
         if self._sees_all:
             once = self.fresh(0).scores(x)
-            return Scores(*(jnp.concatenate([s] * steps) for s in once))
+            return Scores(*(jnp.concatenate([s] * steps) for s in once[:2]))
         sizes = [steps * rows for rows in self.problem.steps_rows]
         found = [self.fresh(0, WithReplacement(size)).scores(x) for size in dict.fromkeys(sizes)]
         return Scores(found[0].first, found[-1].second)
@@ -180,3 +195,9 @@ class PairwiseOracle(Oracle):
     def _losses(self, first: Array, lazy: Lazy) -> Array:
         loss = lambda a, row: self.problem.pair_loss(a, row["score"])
         return pairs(loss, first, lazy.second.rows, lazy.second.weight.ndim == 1)
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """Whether rows of both can lie in one batch."""
+    kind = lambda tree: jax.tree.map(lambda a: (a.shape[1:], a.dtype), tree)
+    return jax.tree.structure(one) == jax.tree.structure(other) and kind(one) == kind(other)

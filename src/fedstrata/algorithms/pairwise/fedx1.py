@@ -63,9 +63,9 @@ class FedX1(PoolingMethod):
         return view._replace(first=start(view.first, scores.first), second=start(view.second, scores.second))
 
     def local_step(self, oracle: PairwiseOracle, start: State, state: State) -> State:
-        x = state.x
-        direction = oracle.grad(x, self.lazy(oracle, start))
-        scores = (oracle.fresh(0) if self.extra_samples else oracle).scores(x)
+        x, scores = state.x, oracle.scores(state.x)
+        direction = oracle.grad(x, self.lazy(oracle, start), scores=scores)
+        scores = oracle.fresh(0).scores(x) if self.extra_samples else scores
         first = oracle.send(state.first, 0, self.local_steps, {"score": scores.first})
         second = oracle.send(state.second, 1, self.local_steps, {"score": scores.second})
         return self.State(x=x - self.step_size * direction, first=first, second=second)

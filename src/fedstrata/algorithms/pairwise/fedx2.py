@@ -95,12 +95,13 @@ class FedX2(PoolingMethod):
         scores, at = oracle.scores(x), oracle.sample("first").position
         u = oracle.blend(state.u[at], oracle.inner(scores.first, lazy), self.memory_weight, lazy)
         memory = state.u.set(at, u)
+        direction = oracle.grad(x, lazy, memory[at], scores)
         if self.extra_samples:
             more = oracle.fresh(0)
             scores, u = more.scores(x), memory[more.sample("first").position]
         first = oracle.send(state.first, 0, self.local_steps, {"score": scores.first, "u": u})
         second = oracle.send(state.second, 1, self.local_steps, {"score": scores.second})
-        return oracle.grad(x, lazy, memory[at]), state._replace(first=first, second=second, u=memory)
+        return direction, state._replace(first=first, second=second, u=memory)
 
     def blended(self, oracle: PairwiseOracle, old: Vector, new: Vector) -> Vector:
         """(1 − β) G + β (G_1 + G_2)."""

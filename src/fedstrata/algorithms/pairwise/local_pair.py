@@ -58,7 +58,7 @@ class LocalPair(PairwiseMethod):
         own = oracle.own_partners(scores, state.u[at])
         u = oracle.blend(state.u[at], oracle.inner(scores.first, own), self.memory_weight, own)
         slope_at = u if self.updated_u else state.u[at]
-        new = oracle.grad(x, oracle.own_partners(scores, slope_at), slope_at)
+        new = oracle.grad(x, oracle.own_partners(scores, slope_at), slope_at, scores)
         g = (1 - self.momentum) * state.g + self.momentum * new
         return self.State(x=x - self.step_size * g, g=g, u=state.u.set(at, u))
 
