@@ -54,6 +54,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--evaluate-every", type=whole(1), metavar="K", help="rounds between evaluations (default: 100 in all)")
     add("--local-steps", type=whole(1), metavar="Q", help="the same as --set local_steps=Q")
     add("--mesh", type=mesh, metavar="D", help="spread the clients over so many devices, or all")
+    add(
+        "--stream",
+        action="store_true",
+        default=None,
+        help="leave data and clients' state on the host",
+    )
     add("--join", action="store_true", help="share the run with the other processes that a cluster's launcher started")
     add("--out", metavar="DIR", help="folder for everything the run leaves")
     add("--resume", action="store_true", help="go on with the run in --out, or begin it")

@@ -67,7 +67,8 @@ class Plan(NamedTuple):
         plan = cls(experiment, named, setup, given, data)
         for name, (algorithm, _) in named.items():  # what the last method would refuse is refused before the first
             problem = experiment.problem_for(algorithm, setup)
-            prepare(problem, algorithm, setup.federation, **plan.options(name), execution="vmap", mesh=options.mesh)
+            where = {"mesh": options.mesh, "stream": stream_of(algorithm, options)}
+            prepare(problem, algorithm, setup.federation, **plan.options(name), execution="vmap", **where)
         return plan
 
     def options(self, name: str) -> dict[str, Any]:
@@ -86,6 +87,11 @@ class Plan(NamedTuple):
         shared = {k: getattr(own, k, None) if v is None else v for k, v in self.given.items()}
         values = {n: describe(hyperparameters(a)) | s for n, (a, s) in self.methods.items()}
         return json.loads(json.dumps({"experiment": own.name, **shared, "data": self.data, "methods": values}))
+
+
+def stream_of(algorithm: Algorithm, options: argparse.Namespace) -> bool | None:
+    """--stream is for methods that have clients; a centralised reference beside them runs as ever."""
+    return None if algorithm.centralised else options.stream
 
 
 def _able(name: str, algorithm: Algorithm, experiment: Experiment, setup: Setup) -> bool:
@@ -129,6 +135,7 @@ def run(plan: Plan, folder: Folder | None, options: argparse.Namespace) -> int:
     results = {}
     for name, (algorithm, _) in plan.methods.items():
         extra: dict[str, Any] = {"label": name, "progress": not options.quiet, "mesh": options.mesh}
+        extra["stream"] = stream_of(algorithm, options)
         if folder is not None:
             extra |= {"checkpoint": folder.checkpoint(name), "checkpoint_every": options.checkpoint_every}
             extra |= {"resume": folder.resume}

@@ -6,8 +6,10 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, PyTree
 
+from fedstrata.problems.stored import Stored
 from fedstrata.vector import widest
 
 
@@ -19,7 +21,7 @@ class Rows(eqx.Module):
     travels.
     """
 
-    examples: PyTree
+    examples: PyTree  # arrays on the device, or `Stored` on the host
     weight: Array
     client: Array  # who owns the row
     clients: int = eqx.field(static=True)
@@ -76,7 +78,7 @@ class Rows(eqx.Module):
         def part(own: PyTree, start: Array, count: Array, first: Array) -> PyTree:
             at = first + jnp.arange(min(length, self.capacity), dtype=jnp.int32)
             take = jnp.minimum(start + jnp.minimum(at, jnp.maximum(count - 1, 0)), last)
-            found = jax.vmap(lambda e: function(own, e))(jax.tree.map(lambda a: a[take], self.examples))
+            found = jax.vmap(lambda e: function(own, e))(self.at(take))
             inside = lambda v: (at < count).reshape((-1,) + (1,) * (v.ndim - 1))
             share = lambda v: jnp.sum(jnp.where(inside(v), v, 0), axis=0) / jnp.maximum(count, 1).astype(v.dtype)
             return jax.tree.map(share, found)
@@ -89,8 +91,20 @@ class Rows(eqx.Module):
         add = lambda total, first: (jax.tree.map(jnp.add, total, some(first)), None)
         return jax.lax.scan(add, some(zero), jnp.arange(length, self.capacity, length, dtype=jnp.int32))[0]
 
+    def at(self, index: Any) -> PyTree:
+        """The examples at these places, wherever they lie."""
+        if isinstance(self.examples, Stored):
+            return self.examples.take(jnp.asarray(index))
+        return jax.tree.map(lambda a: a[index], self.examples)
+
     def map(self, function: Callable[[PyTree], PyTree]) -> PyTree:
         """function(example) for every row, in chunks that fit."""
+        if isinstance(self.examples, Stored):
+            size = self.weight.shape[0]
+            length = min(self.chunk, size)
+            rows = np.minimum(np.arange(-(-size // length) * length), size - 1).reshape(-1, length)
+            found = jax.lax.map(lambda some: jax.vmap(function)(self.at(some)), jnp.asarray(rows, jnp.int32))
+            return jax.tree.map(lambda a: a.reshape((-1, *a.shape[2:]))[:size], found)
         if self.order is None:
             return jax.lax.map(function, self.examples, batch_size=self.chunk)
         length, long = self._lengths(self.chunk)
@@ -105,13 +119,14 @@ class Rows(eqx.Module):
 
     def column(self, name: str) -> Array:
         """One column of all rows."""
+        if isinstance(self.examples, Stored):
+            return self.examples.column(name)
         values = jnp.asarray(self.examples[name])
         return values if self.order is None else values[self.order]
 
     def pick(self, which: Any) -> "Rows":
         """Some of the rows."""
-        at = which if self.order is None else self.order[which]
-        examples = jax.tree.map(lambda a: a[at], self.examples)
+        examples = self.at(which if self.order is None else self.order[which])
         return Rows(examples, self.weight[which], self.client[which], clients=self.clients, chunk=self.chunk)
 
     def _over_chunks(self, part: Callable[[PyTree, Array, Array], PyTree], length: int) -> PyTree:
@@ -120,14 +135,14 @@ class Rows(eqx.Module):
             return self._over_slices(part, length)
         size = self.weight.shape[0]
         if size <= length:
-            return part(self.examples, self.weight, self.client)
+            whole = self.at(jnp.arange(size)) if isinstance(self.examples, Stored) else self.examples
+            return part(whole, self.weight, self.client)
 
         @jax.checkpoint
         def chunk(number: Array) -> PyTree:
             rows = number * length + jnp.arange(length)
             take = jnp.minimum(rows, size - 1)
-            examples = jax.tree.map(lambda a: a[take], self.examples)
-            return part(examples, jnp.where(rows < size, self.weight[take], 0), self.client[take])
+            return part(self.at(take), jnp.where(rows < size, self.weight[take], 0), self.client[take])
 
         return _sum(chunk, -(-size // length))
 

@@ -10,7 +10,7 @@ from jaxtyping import Array, PyTree
 from fedstrata.algorithm import Cohort
 from fedstrata.memory import PerExample, is_per_example
 from fedstrata.runtime.layout import Flat, read_rows, write_rows
-from fedstrata.runtime.mesh import Spread, first_here, on_devices
+from fedstrata.runtime.mesh import Spread, on_devices
 
 Execution = str | int  # "vmap", "map", or the number of clients in a chunk
 
@@ -25,6 +25,14 @@ class Crew(NamedTuple):
     full: bool  # no slot is empty
     at: Array | None = None  # where the cohort's slots are among these; None: in the same places
     spread: Spread | None = None
+    seats: Array | None = None  # where the data of each slot's client are, if only those of this crew are here
+
+    @property
+    def places(self) -> Array:
+        """Where the slots' clients are among those whose data are at hand: all, or on a mesh the device's own."""
+        if self.seats is not None:
+            return self.seats
+        return self.ids if self.spread is None else self.ids % self.spread.each
 
     def in_order(self, stacked: PyTree) -> PyTree:
         """Rows of these slots, as the cohort names them."""
@@ -64,7 +72,7 @@ def over_clients(
 ) -> Any:
     """work(flat, given, row of stacked) for every slot, stacked: at once, one after the other, or in chunks.
 
-    flat: the data. On a mesh it is that of the device, as `local_ids` says; given: what all have in common.
+    flat: the data, on a mesh those of the device; given: what all have in common.
     """
     if crew.spread is None:
         return _at_once(lambda row: work(flat, given, row), stacked, execution)
@@ -111,29 +119,24 @@ def _bare(flat: Flat) -> Any:
     return {name: split.bare() for name, split in flat.items()}
 
 
-def local_ids(ids: Array, crew: Crew) -> Array:
-    """Where clients are among those of this device."""
-    return ids if crew.spread is None else ids - first_here(crew.spread)
-
-
 def read_local(local: PyTree, flat: Flat, crew: Crew) -> PyTree:
     """The clients' own fields of these slots."""
     if crew.spread is None:
-        return read_rows(local, crew.ids, flat, crew.everyone)
-    read = lambda _, parts: read_rows(parts[0], local_ids(parts[1], crew), parts[2], crew.everyone)
-    return on_devices(crew.spread, read, None, (local, crew.ids, _bare(flat)))
+        return read_rows(local, crew.places, flat, crew.everyone)
+    read = lambda _, parts: read_rows(parts[0], parts[1], parts[2], crew.everyone)
+    return on_devices(crew.spread, read, None, (local, crew.places, _bare(flat)))
 
 
 def write_local(local: PyTree, rows: PyTree, flat: Flat, crew: Crew) -> PyTree:
     """The clients' own fields with those of these slots replaced."""
     if crew.spread is None:
-        return write_rows(local, rows, crew.ids, crew.present, flat, crew.everyone)
+        return write_rows(local, rows, crew.places, crew.present, flat, crew.everyone)
 
     def write(_: None, parts: tuple) -> PyTree:
-        local, rows, ids, present, flat = parts
-        return write_rows(local, rows, local_ids(ids, crew), present, flat, crew.everyone)
+        local, rows, places, present, flat = parts
+        return write_rows(local, rows, places, present, flat, crew.everyone)
 
-    return on_devices(crew.spread, write, None, (local, rows, crew.ids, crew.present, _bare(flat)))
+    return on_devices(crew.spread, write, None, (local, rows, crew.places, crew.present, _bare(flat)))
 
 
 def unspread(local: PyTree, flat: Flat, spread: Spread | None) -> PyTree:

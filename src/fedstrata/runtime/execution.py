@@ -35,6 +35,8 @@ def choose(job: Job) -> tuple[str | int, str]:
         return "vmap", "one client a round"
     if job.world.spread is not None:
         return "vmap", "clients are spread over devices, whose processes must all choose alike"
+    if job.world.streamed:
+        return "vmap", "cohorts come from the host, and nothing is tried out"
     if jax.default_backend() != "cpu":
         return "vmap", "an accelerator is fullest with all clients at once, and trying out costs it compilations"
     work = _work(job)

@@ -101,7 +101,7 @@ class Job(NamedTuple):
 
     def state_bytes(self) -> int:
         """Bytes of the state that all runs keep between rounds."""
-        leaves = jax.tree.leaves(jax.eval_shape(self.begin)[0])
+        leaves = jax.tree.leaves(self.shapes())
         return sum(int(np.prod(a.shape)) * a.dtype.itemsize for a in leaves)
 
     def gathered(self, carry: Carry) -> Carry:
@@ -111,15 +111,24 @@ class Job(NamedTuple):
     def spread(self, carry: Carry) -> Carry:
         """A gathered carry, as it lies on this job's devices."""
         if self.world.spread is None:
-            return carry
+            return jax.tree.map(jnp.asarray, carry)
         carry = everywhere(carry, self.world.spread.mesh)
         return _spread(self.world, carry) if jax.tree.leaves(carry.local) else carry
 
     def solutions(self, carry: Carry) -> Vector:
-        return _solutions(self.world, self.values, self.rest, carry)
+        return _solutions(self.world, self.values, self.rest, carry._replace(local={}))
+
+    @property
+    def keeps_starts(self) -> bool:
+        """Whether a carry stays as it was when the job is advanced from it."""
+        return True
+
+    def shapes(self) -> Carry:
+        """Shapes of the carry as a checkpoint has it."""
+        return jax.eval_shape(lambda: self.gathered(self.begin()[0]))
 
 
-def _over_runs(function: Callable[..., Any], *batched: Any) -> Any:
+def over_runs(function: Callable[..., Any], *batched: Any) -> Any:
     """One run is not batched: its program is the plain one."""
     if jax.tree.leaves(batched)[0].shape[0] == 1:
         out = function(*jax.tree.map(lambda a: a[0], batched))
@@ -129,14 +138,17 @@ def _over_runs(function: Callable[..., Any], *batched: Any) -> Any:
 
 @eqx.filter_jit
 def _begin(world: World, plan: Plan, values: Any, rest: Any, x0: Vector, keys: Array) -> Any:
-    one = lambda v, x, k: simulate.begin(world, eqx.combine(v, rest), plan, x, k)
-    return _over_runs(one, values, x0, keys)
+    def one(v: Any, x: Vector, k: Array) -> Any:
+        carry, found, start = simulate.begin(world, eqx.combine(v, rest), plan, x, k)
+        return carry, found, start.own
+
+    return over_runs(one, values, x0, keys)
 
 
 def _advance_all(fixed: tuple, carry: Carry) -> Any:
     world, plan, values, rest, x0, keys, span, own = fixed
     one = lambda x, v, k, c, o: simulate.advance(world, eqx.combine(v, rest), plan, x, k, c, span, o)
-    return _over_runs(one, x0, values, keys, carry, own)
+    return over_runs(one, x0, values, keys, carry, own)
 
 
 _advance = eqx.filter_jit(_advance_all)
@@ -147,7 +159,7 @@ _advance_in_place = eqx.filter_jit(_advance_all, donate="all-except-first")
 def _solutions(world: World, values: Any, rest: Any, carry: Carry) -> Vector:
     show = simulate.show_server
     one = lambda c, v: eqx.combine(v, rest).solution(world.problem, show(c.shared))
-    return _over_runs(one, carry, values)
+    return over_runs(one, carry, values)
 
 
 @eqx.filter_jit

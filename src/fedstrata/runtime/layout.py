@@ -21,8 +21,8 @@ class FlatSplit(eqx.Module):
     """A split on the device: flat rows, and where each client's begin."""
 
     examples: PyTree
-    start: Array  # (N,)
-    count: Array  # (N,)
+    start: Any  # (N,)
+    count: Any  # (N,)
     capacity: int = eqx.field(static=True)  # the largest count
     order: Array | None = None  # (n,) on a mesh: where row j of the split lies among the examples
 

@@ -88,11 +88,6 @@ def on_devices(spread: Spread, function: Callable[[Any, Any], Any], same: PyTree
     return there(arrays, parts)
 
 
-def first_here(spread: Spread) -> Any:
-    """Inside `on_devices`: the first client of this device."""
-    return jax.lax.axis_index(AXIS).astype(jnp.int32) * spread.each
-
-
 def everywhere(tree: PyTree, mesh: Mesh) -> PyTree:
     """The tree with every array on every device, save those that lie on the mesh already."""
     to = NamedSharding(mesh, PartitionSpec())

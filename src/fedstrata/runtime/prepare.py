@@ -1,5 +1,6 @@
 """From what a user gives to what the program takes: data on the device, weights, and every check that needs no run."""
 
+import os
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -13,6 +14,8 @@ from fedstrata.data.federation import Federation, Split
 from fedstrata.data.sampling import Balanced, Epochs, Sampler, Whole
 from fedstrata.errors import unknown
 from fedstrata.problems.base import Problem, Rows
+from fedstrata.problems.stored import Stored
+from fedstrata.runtime.host import Host, HostSplit
 from fedstrata.runtime.layout import FlatSplit
 from fedstrata.runtime.mesh import Spread, by_device, in_blocks, per_client
 from fedstrata.runtime.simulate import World
@@ -23,10 +26,11 @@ from fedstrata.vector import Vector
 Weights = Literal["uniform", "size"]
 
 
-def rows_of(split: Split, weights: Weights, dtype: Any, stored: tuple[Any, Any, int] | None = None) -> Rows:
+def rows_of(split: Split, weights: Weights, dtype: Any, stored: Any = None) -> Rows:
     """A whole split, each example with its share of the objective: p_i / n_i, over the clients that have any.
 
-    stored: the examples as they lie on a mesh, where each row is among them, and on how many devices.
+    stored: the examples as they lie on a mesh, where each row is among them, and on how many devices; or `Stored`,
+    if they stay on the host.
     """
     counts = np.asarray(split.counts)
     filled = counts > 0
@@ -36,10 +40,10 @@ def rows_of(split: Split, weights: Weights, dtype: Any, stored: tuple[Any, Any, 
     share = np.full(counts.shape, 1.0 / split.size) if by_size else 1.0 / (filled.sum() * np.maximum(counts, 1))
     owners = np.asarray(split.owners)
     weight, owner = jnp.asarray(share[owners], dtype), jnp.asarray(owners, jnp.int32)
-    if stored is not None:
+    if isinstance(stored, tuple):
         examples, order, devices = stored
         return Rows(examples, weight, owner, split.clients, order=jnp.asarray(order), blocks=devices)
-    examples = jax.tree.map(jnp.asarray, split.examples)
+    examples = Stored(split.examples) if stored is Stored else jax.tree.map(jnp.asarray, split.examples)
     start, most = jnp.asarray(np.asarray(split.offsets)[:-1], jnp.int32), int(counts.max())
     return Rows(examples, weight, owner, split.clients, start=start, capacity=most)
 
@@ -112,8 +116,9 @@ def world_of(
     evaluate: Sequence[str] | None,
     dtype: Any,
     mesh: Mesh | None = None,
+    stream: bool = False,
 ) -> World:
-    """Data on the device, or over a mesh of them, and the rules of a run, checked."""
+    """Data on the device, over a mesh of them, or left on the host, and the rules of a run, checked."""
     if weights not in ("uniform", "size"):
         raise unknown("weights", str(weights), ["uniform", "size"])
     if weights == "size" and problem.weighs_clients:
@@ -145,6 +150,13 @@ def world_of(
         flat, full = _over_devices(federation, spread, needed, wanted, weights, dtype)
         counts = flat[needed[0]].count if weights == "size" else None
         return World(problem, monitor, rule, chosen, flat, full, counts, federation.clients, spread)
+    if stream:
+        chosen.check(federation.clients)
+        host = Host({n: HostSplit(federation[n], chosen.size(federation.clients)) for n in needed})
+        flat = {n: FlatSplit(None, None, None, split.capacity) for n, split in host.splits.items()}
+        full = {n: rows_of(federation[n], weights, dtype, Stored) for n in wanted if federation[n].size}
+        counts = jnp.asarray(host.splits[needed[0]].counts, jnp.int32) if weights == "size" else None
+        return World(problem, monitor, rule, chosen, flat, full, counts, federation.clients, host=host)
     # One copy on the device serves training and evaluation.
     placed = {
         n: Split(jax.tree.map(jnp.asarray, s.examples), s.offsets, s.pooled) for n, s in federation.splits.items()
@@ -157,6 +169,31 @@ def world_of(
         return World(problem, monitor, rule, selection(None), flat, full, None, 1)
     chosen.check(federation.clients)
     return World(problem, monitor, rule, chosen, flat, full, counts, federation.clients)
+
+
+def streams(stream: bool | None, algorithm: Algorithm, federation: Federation, mesh: Mesh | None) -> bool:
+    """Whether the federation stays on the host: as asked, or because its data would fill the device by half."""
+    if stream not in (None, True, False):
+        raise ValueError(f"stream={stream!r} must be True, False, or None to stream what does not fit")
+    able = not algorithm.centralised and mesh is None
+    if stream and algorithm.centralised:
+        raise ValueError(
+            f"stream=True: {type(algorithm).__name__} is centralised and draws from all data, so it needs them on the "
+            "device; leave stream out"
+        )
+    if stream and mesh is not None:
+        raise ValueError("stream=True with a mesh: a mesh shares data out over its devices; choose one of the two")
+    held = sum(leaf.nbytes for split in federation.splits.values() for leaf in jax.tree.leaves(split.examples))
+    return bool(stream) if stream is not None else able and held > 0.5 * device_memory()
+
+
+def device_memory() -> float:
+    """Bytes of the memory that arrays lie in."""
+    found = jax.local_devices()[0].memory_stats() or {}
+    if "bytes_limit" in found:
+        return found["bytes_limit"]
+    known = hasattr(os, "sysconf") and {"SC_PAGE_SIZE", "SC_PHYS_PAGES"} <= os.sysconf_names.keys()
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if known else float("inf")
 
 
 def _over_devices(

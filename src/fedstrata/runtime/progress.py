@@ -48,7 +48,7 @@ class Run:
 
     @property
     def big(self) -> bool:
-        return sum(a.nbytes for a in jax.tree.leaves(self.carry)) > SNAPSHOT_BYTES
+        return not self.job.keeps_starts or sum(a.nbytes for a in jax.tree.leaves(self.carry)) > SNAPSHOT_BYTES
 
     def finished(self) -> bool:
         return self.round >= self.job.rounds or not np.any(np.asarray(self.carry.status) == RUNNING)
@@ -93,8 +93,8 @@ class Run:
             again, at = (before, first) if before is not None and first <= good else self._restart(good)
             again = self.job.advance(again, at, good)[0] if good > at else again
             chosen = exploded & (bad_rounds == bad)
-            pick = lambda a, b, chosen=chosen: jnp.where(chosen.reshape((-1,) + (1,) * (a.ndim - 1)), a, b)
-            shared, local = jax.tree.map(pick, (again.shared, again.local), (carry.shared, carry.local))
+            choose = lambda a, b, chosen=chosen: pick(chosen, a, b)
+            shared, local = jax.tree.map(choose, (again.shared, again.local), (carry.shared, carry.local))
             carry = carry._replace(shared=shared, local=local)
         return carry
 
@@ -160,3 +160,9 @@ class Run:
             return f"{who}: {what}; the state of the last good evaluation was kept{advice}"
         sides = ", ".join(f"{f!r} (Local)" if f in local else repr(f) for f in fields)
         return f"{who} in round {round}: not finite: {sides}; the state of round {round - 1} was kept{advice}"
+
+
+def pick(chosen: np.ndarray, a: Any, b: Any) -> Any:
+    """Runs of a where they are chosen, else of b; what is on the host stays there."""
+    where = np.where if isinstance(b, np.ndarray) else jnp.where
+    return where(chosen.reshape((-1,) + (1,) * (a.ndim - 1)), a, b)

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from fedstrata.algorithm import Algorithm, hyperparameters
@@ -23,7 +22,7 @@ def config_of(
 ) -> dict:
     """Everything that decides a trajectory, as plain JSON. (`rounds` is not in it: a run may be made longer.)"""
     values = {f"{type(algorithm).__name__}.{k}": describe(v) for k, v in hyperparameters(algorithm).items()}
-    skip = ("params", "execution", "evaluate_every", "mesh")
+    skip = ("params", "execution", "evaluate_every", "mesh", "stream")
     config = {
         "algorithm": type(algorithm).__name__,
         **values,
@@ -52,8 +51,7 @@ def restore(job: Job, store: Checkpoints, config: Mapping[str, Any]) -> Run | No
             f"the run in {store.folder} cannot be resumed with other settings:\n  " + "\n  ".join(changed) + "\n"
             "resume it as it was, or start a new run in another folder"
         )
-    like = jax.eval_shape(lambda: job.gathered(job.begin()[0]))
-    carry = job.spread(_rebuild(like, "carry/", saved.arrays))
+    carry = job.spread(_rebuild(job.shapes(), "carry/", saved.arrays))
     return Run(job, carry, Records.from_arrays(saved.arrays), saved.round, None, float(saved.arrays["elapsed"]))
 
 
@@ -64,4 +62,4 @@ def _rebuild(like: Any, prefix: str, arrays: Mapping[str, np.ndarray]) -> Any:
         raise CheckpointError(
             "this checkpoint has arrays of other shapes than this run; was the algorithm's code changed?"
         )
-    return jax.tree.unflatten(structure, [jnp.asarray(a) for a in found])
+    return jax.tree.unflatten(structure, found)

@@ -15,7 +15,7 @@ from fedstrata.data.shard import Sample, Shard
 from fedstrata.memory import Pool
 from fedstrata.placement import field_of, part, placements, with_parts
 from fedstrata.random import fold_in
-from fedstrata.runtime.crew import Crew, Execution, local_ids, over_clients
+from fedstrata.runtime.crew import Crew, Execution, over_clients
 from fedstrata.runtime.layout import Flat, flat_union, push_union
 from fedstrata.runtime.sight import ClientSight, server_sight, show_server
 from fedstrata.transport.ledger import Exchange, exchanges
@@ -104,17 +104,17 @@ def _exchange(
         f: flat_union(v) if isinstance(v, Pool) else v for f in plan.receives if f not in own for v in [part(shared, f)]
     }
 
-    def client(flat: Flat, given: Any, own: tuple[Array, dict[str, Any]]) -> dict[str, Any]:
-        (setting, cohort, received, repetition, key), (id, copy) = given, own
+    def client(flat: Flat, given: Any, own: tuple[Array, Array, dict[str, Any]]) -> dict[str, Any]:
+        (setting, cohort, received, repetition, key), (id, place, copy) = given, own
         setting = setting._replace(flat=flat)
-        member = member_of(flat, id, local_ids(id, crew), key, cohort.clock.round)
+        member = member_of(flat, id, place, key, cohort.clock.round)
         start = with_parts(setting.template._replace(**copy), received)
         sight = ClientSight(setting.algorithm, known={*known, *map(field_of, plan.receives)})
         state = _local_work(setting, number, repetition, member, cohort, start, sight)
         return {f: part(state, f) for f in {*plan.sends, *kept}}
 
     given = (setting._replace(flat={}), cohort, received, repetition, this.key)
-    done = over_clients(client, setting.flat, given, (crew.ids, copies), crew, setting.execution)
+    done = over_clients(client, setting.flat, given, (crew.ids, crew.places, copies), crew, setting.execution)
     merged = {f: merge(places[field_of(f)].merge, part(shared, f), done[f], cohort, crew) for f in plan.sends}
     after = with_parts(shared, merged)
     algorithm = at_time(setting.algorithm, cohort.clock, setting.dtype)

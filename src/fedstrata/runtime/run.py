@@ -21,12 +21,13 @@ from fedstrata.runtime.checkpoint import CheckpointError, Checkpoints
 from fedstrata.runtime.execution import settle
 from fedstrata.runtime.job import Job, ledger_of, repeat_runs, seed_list, spread, start_points, threads_for
 from fedstrata.runtime.mesh import mesh_of
-from fedstrata.runtime.prepare import Weights, check_parameters, check_solves, world_of
+from fedstrata.runtime.prepare import Weights, check_parameters, check_solves, streams, world_of
 from fedstrata.runtime.processes import agreed, leads, together
 from fedstrata.runtime.progress import Callback, Run
 from fedstrata.runtime.result import DivergenceWarning, Result
 from fedstrata.runtime.resume import config_of, restore
 from fedstrata.runtime.simulate import Plan, measure
+from fedstrata.runtime.streamed import Streamed
 
 RECORDS = 64  # evaluations that one segment may hold
 
@@ -54,6 +55,7 @@ def prepare(
     explosion: float = 1e6,
     execution: Any = "auto",
     mesh: Any = None,
+    stream: bool | None = None,
 ) -> Job:
     """Check everything that can be checked without running, and lay out the program. `fs.run` calls it."""
     check_solves(algorithm, problem)
@@ -72,7 +74,9 @@ def prepare(
     if isinstance(rule, Replay):
         rule.check_length(rounds, steps_of(algorithm))
     over = mesh_of(mesh)
-    world = world_of(problem, algorithm, federation, rule, cohort, weights, monitor, evaluate, x0.scalar_dtype, over)
+    host = streams(stream, algorithm, federation, over)
+    dtype = x0.scalar_dtype
+    world = world_of(problem, algorithm, federation, rule, cohort, weights, monitor, evaluate, dtype, over, host)
     values, rest, axes = spread(algorithm, sweep or {}, listed, x0.scalar_dtype)
     for setting in itertools.product(*(sweep or {}).values()):
         with_values(algorithm, **dict(zip(sweep or {}, setting, strict=True))).check(problem)
@@ -87,8 +91,12 @@ def prepare(
         patience=patience,
         explosion=float(explosion),
     )
-    job = Job(world, plan, values, rest, all_x0, keys, axes, ledger_of(world, algorithm, x0), int(rounds), int(every))
-    job = job.over(over) if over is not None else job._replace(threads=threads_for(job.runs))
+    kind, paid = Streamed if host else Job, ledger_of(world, algorithm, x0)
+    job = kind(world, plan, values, rest, all_x0, keys, axes, paid, int(rounds), int(every))
+    if over is not None:
+        job = job.over(over)
+    elif not host:
+        job = job._replace(threads=threads_for(job.runs))
     if select is not None:
         columns = jax.eval_shape(lambda: measure(world, algorithm, plan._replace(select=None), *_state(job))[1])
         if select not in columns:
@@ -123,6 +131,7 @@ def run(
     select, patience: keep the solution that is best on a column ("valid/loss"), and stop when it no longer improves.
     execution: clients by "vmap", "map", a chunk size, or "auto".
     mesh: spread the clients, with their data and state, over "all" devices or so many, in one process or several.
+    stream: leave data and clients' own state on the host, where only the cohort's travel (default: if they are large).
     checkpoint, checkpoint_every, resume: a folder, seconds between checkpoints, and whether to go on from the last.
     callbacks: functions of (round, row), called for every recorded round. progress: show a progress bar.
     """
@@ -138,10 +147,10 @@ def run(
             saved["execution"] if options.get("execution", "auto") == "auto" else options["execution"]
         )
     job = prepare(problem, algorithm, federation, rounds=rounds, **options)
-    if job.world.spread is None:
+    if job.world.spread is None and not job.world.streamed:
         job = job._replace(threads=saved.get("threads", job.threads))
     config = config_of(job, problem, algorithm, federation, options) if store else {}
-    config |= {"threads": saved["threads"]} if saved and job.world.spread else {}  # another machine may go on with it
+    config |= {"threads": saved["threads"]} if saved else {}  # another machine may go on with it
     if store is not None:
         if not resume and store.rounds():
             raise CheckpointError(
@@ -177,5 +186,6 @@ def run(
 
 def _state(job: Job) -> tuple[Any, Any]:
     """The shared and the local state of one run, as zeros."""
-    carry = jax.eval_shape(lambda: job._replace(plan=job.plan._replace(select=None)).begin()[0])
-    return jax.tree.map(lambda a: jax.numpy.zeros(a.shape[1:], a.dtype), (carry.shared, carry.local))
+    carry = job._replace(plan=job.plan._replace(select=None)).shapes()
+    local = {} if job.world.streamed else carry.local
+    return jax.tree.map(lambda a: jax.numpy.zeros(a.shape[1:], a.dtype), (carry.shared, local))

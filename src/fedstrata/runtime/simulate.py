@@ -41,6 +41,11 @@ class World(eqx.Module):
     counts: Array | None  # (N,) weights of clients; None: all alike
     clients: int = eqx.field(static=True)
     spread: Spread | None = eqx.field(static=True, default=None)  # how the clients lie on a device mesh
+    host: Any = eqx.field(static=True, default=None)  # what stays on the host; `flat` then has one cohort's data
+
+    @property
+    def streamed(self) -> bool:
+        return self.host is not None
 
 
 class Plan(NamedTuple):
@@ -103,6 +108,9 @@ def cohort_at(world: World, algorithm: Algorithm, key: PRNGKeyArray, round: Arra
 
 def crew_at(world: World, cohort: Cohort) -> Crew:
     """Who is worked on for a cohort, and where."""
+    if world.streamed:
+        seats = jnp.arange(cohort.ids.shape[0], dtype=jnp.int32)
+        return Crew(cohort.ids, cohort.present, cohort.weights, False, world.selection.full, seats=seats)
     return crew_of(cohort, isinstance(world.selection, Everyone), world.selection.full, world.spread)
 
 
@@ -117,7 +125,8 @@ def measure(
     out = world.problem.evaluate(x, world.full, smooth)
     if smooth is not None:
         out |= algorithm.diagnose(world.problem, show_server(shared), x, smooth[1])
-    out |= algorithm.observe(world.problem, unspread(local, world.flat, world.spread), x, world.full)
+    if not world.streamed:  # the clients' own fields are not here
+        out |= algorithm.observe(world.problem, unspread(local, world.flat, world.spread), x, world.full)
     for split in world.full:
         if split != "train":
             out |= {f"{split}/{name}": v for name, v in world.problem.evaluate_split(x, world.full, split).items()}
@@ -152,16 +161,25 @@ def judge(plan: Plan, carry: Carry, x: Vector, found: dict[str, Array], round: A
     )
 
 
-def begin(world: World, algorithm: Algorithm, plan: Plan, x0: Vector, key: PRNGKeyArray) -> tuple[Carry, Any, Any]:
-    """The state before round 0, its evaluation, and the per-client starts of the first cohort, if any."""
+def begin(
+    world: World, algorithm: Algorithm, plan: Plan, x0: Vector, key: PRNGKeyArray
+) -> tuple[Carry, Any, starting.Start]:
+    """The state before round 0, its evaluation, and how the first cohort starts.
+
+    Of a streamed world, `flat` has the first cohort's data, and the local fields are begun elsewhere.
+    """
     setting = setting_of(world, algorithm, plan, x0)
     cohort = cohort_at(world, algorithm, key, jnp.array(0, jnp.int32), x0.scalar_dtype)
     start = starting.begin(setting, domain(key, "start"), cohort, crew_at(world, cohort))
-    x, found = measure(world, algorithm, plan, start.shared, start.local)
+    if world.streamed:
+        local = {}
+    else:
+        local = starting.begin_local(setting, domain(key, "start"), world.clients, world.spread, start.merged)
+    x, found = measure(world, algorithm, plan, start.shared, local)
     none, fields = jnp.array(-1, jnp.int32), jnp.zeros((len(start.shared._fields),), bool)
     carry = Carry(
         start.shared,
-        start.local,
+        local,
         jnp.array(RUNNING, jnp.int32),
         none,
         fields,
@@ -171,33 +189,48 @@ def begin(world: World, algorithm: Algorithm, plan: Plan, x0: Vector, key: PRNGK
         none,
         none,
     )
-    return (*_everywhere(world, judge(plan, carry, x, found, jnp.array(0, jnp.int32)), found), start.own)
+    return (*_everywhere(world, judge(plan, carry, x, found, jnp.array(0, jnp.int32)), found), start)
 
 
 def one_round(
     world: World, algorithm: Algorithm, plan: Plan, x0: Vector, key: PRNGKeyArray, carry: Carry, round: Array, own: Any
 ) -> tuple[Carry, Array, Array]:
     """One round of a running simulation; returns also the examples looked at and the clients that took part."""
-    setting = setting_of(world, algorithm, plan, x0)
     cohort = cohort_at(world, algorithm, key, round, x0.scalar_dtype)
     crew = crew_at(world, cohort)
     rows = read_local(carry.local, world.flat, crew)
+    carry, rows, seen, took = one_cohort(world, algorithm, plan, x0, key, carry, cohort, rows, own)
+    return carry._replace(local=write_local(carry.local, rows, world.flat, crew)), seen, took
+
+
+def one_cohort(
+    world: World,
+    algorithm: Algorithm,
+    plan: Plan,
+    x0: Vector,
+    key: PRNGKeyArray,
+    carry: Carry,
+    cohort: Cohort,
+    rows: dict[str, Any],
+    own: Any,
+) -> tuple[Carry, dict[str, Any], Array, Array]:
+    """A round of a cohort, given and returning the rows of its Local fields."""
+    setting, crew, round = setting_of(world, algorithm, plan, x0), crew_at(world, cohort), cohort.clock.round
     shared, new_rows = run_round(Round(setting, cohort, crew, domain(key, "sample"), own or {}), carry.shared, rows)
     new_rows = crew.settled(new_rows, rows)
     finite = jnp.array([_finite(getattr(shared, f)) & _finite(new_rows.get(f)) for f in shared._fields])
     running = carry.status == RUNNING
     keep = running & jnp.all(finite)
-    local = write_local(carry.local, where(keep, new_rows, rows), world.flat, crew)
     failed = running & ~keep
     carry = carry._replace(
         shared=where(keep, shared, carry.shared),
-        local=local,
         status=jnp.where(failed, DIVERGED, carry.status),
         bad_round=jnp.where(failed, round + 1, carry.bad_round),
         bad_fields=jnp.where(failed, ~finite, carry.bad_fields),
     )
     took = jnp.where(running, jnp.sum(cohort.present), 0).astype(jnp.int32)
-    return carry, jnp.where(running, _examples_seen(world, algorithm, cohort), 0), took
+    seen = jnp.where(running, _examples_seen(world, algorithm, cohort), 0)
+    return carry, where(keep, new_rows, rows), seen, took
 
 
 def advance(
@@ -222,10 +255,7 @@ def advance(
         samples, took = samples + more, took + came
 
         def record() -> tuple:
-            x, found = measure(world, algorithm, plan, carry.shared, carry.local)
-            judged = judge(plan, carry, x, found, round + 1)
-            bad = (judged.status == DIVERGED) | (judged.status == EXPLODED)
-            found = {n: jnp.where(bad, jnp.nan, v) for n, v in found.items()}
+            judged, found = record_of(world, algorithm, plan, carry, round + 1)
             found |= {"samples": samples, "took": took, "status": judged.status}
             return judged, {n: records[n].at[at].set(v) for n, v in found.items()}
 
@@ -238,6 +268,16 @@ def advance(
         span.first, span.last, body, (carry, records, zero, zero, zero)
     )
     return (*_everywhere(world, carry, records), samples, took)
+
+
+def record_of(
+    world: World, algorithm: Algorithm, plan: Plan, carry: Carry, round: Array
+) -> tuple[Carry, dict[str, Array]]:
+    """An evaluation and what follows from it; a run that has gone wrong records nothing."""
+    x, found = measure(world, algorithm, plan, carry.shared, carry.local)
+    judged = judge(plan, carry, x, found, round)
+    bad = (judged.status == DIVERGED) | (judged.status == EXPLODED)
+    return judged, {n: jnp.where(bad, jnp.nan, v) for n, v in found.items()}
 
 
 def _everywhere(world: World, carry: Carry, found: dict[str, Array]) -> tuple[Carry, dict[str, Array]]:
@@ -258,7 +298,7 @@ def _finite(value: Any) -> Array:
 def _examples_seen(world: World, algorithm: Algorithm, cohort: Cohort) -> Array:
     """Examples that the cohort's local steps drew in this round, over all streams."""
     present = cohort.present
-    counts = {name: split.count[cohort.ids] for name, split in world.flat.items()}
+    counts = {n: split.count if world.streamed else split.count[cohort.ids] for n, split in world.flat.items()}
     total = jnp.zeros(present.shape, jnp.int32)
     for stream, steps in _draws(world.problem, algorithm.phases(world.problem)):
         split = world.problem.streams[stream]

@@ -1,6 +1,7 @@
-"""How a run begins: the server's state, every client's local fields, and per-client starts of the first cohort."""
+"""How a run begins: the server's state, per-client starts of the first cohort, and every client's own fields."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -11,7 +12,7 @@ from fedstrata.algorithm import Algorithm, Cohort, at_time, steps_of
 from fedstrata.clock import Clock
 from fedstrata.memory import Pool
 from fedstrata.placement import placements, select
-from fedstrata.runtime.crew import Crew, local_ids, over_clients, read_local, write_local
+from fedstrata.runtime.crew import Crew, over_clients, read_local, write_local
 from fedstrata.runtime.layout import Flat, empty_union, local_fields, stack_local, window
 from fedstrata.runtime.mesh import Spread
 from fedstrata.runtime.round import Member, Setting, member_of, merge, own_start
@@ -23,60 +24,77 @@ CHUNK = 256  # clients whose `init_client` runs at a time over a large federatio
 
 class Start(NamedTuple):
     shared: Any  # the server's state
-    local: dict[str, Any]  # Local fields, stacked over all clients
     own: dict[str, Any]  # fields that the first cohort starts from client by client, stacked; usually none
+    merged: Any = None  # what clients know of each other's starts when their own fields begin
 
 
 def begin(setting: Setting, key: PRNGKeyArray, cohort: Cohort, crew: Crew) -> Start:
-    """The state before round 0. `key` is the run's key for starts."""
-    algorithm, template, flat = setting.algorithm, setting.template, setting.flat
-    all_clients, fields = everybody(cohort.clients, crew.spread), local_fields(type(template))
-    clients = all_clients.ids.shape[0]
+    """The server's state before round 0. `key` is the run's key for starts; `setting.flat` has the cohort's data."""
+    algorithm, template = setting.algorithm, setting.template
     shared = hide_local(template, algorithm)
     size = cohort.ids.shape[0]
     wide = {f: empty_union(v, size) for f in template._fields if isinstance(v := getattr(template, f), Pool)}
     gathered = select(type(template), lambda p: p.merge == "rows")
     widen = lambda value: jax.tree.map(lambda a: jnp.broadcast_to(a, (size, *jnp.shape(a))), value)
     shared = shared._replace(**wide, **{f: widen(getattr(template, f)) for f in gathered})
-    local = {f: stack_local(getattr(template, f), clients, flat) for f in fields}
-    local = local if crew.spread is None else crew.spread.cut(local)
     if type(algorithm).init_client is Algorithm.init_client and not algorithm.merge_at_init:
-        return Start(shared, local, {})
-
-    def run(function: Callable, given: Any, crew: Crew, wanted: Any, execution: Any) -> dict[str, Any]:
-        def one(flat: Flat, given: Any, id: Array) -> dict[str, Any]:
-            setting, key, *more = given
-            member = member_of(flat, id, local_ids(id, crew), key, 0)
-            state = function(setting._replace(flat=flat), member, *more)
-            return {f: getattr(state, f) for f in wanted}
-
-        return over_clients(one, flat, (setting._replace(flat={}), key, *given), crew.ids, crew, execution)
-
-    def of_all(function: Callable, *given: Any) -> dict[str, Any]:
-        if not fields:
-            return {}
-        rows = run(function, given, all_clients, fields, min(CHUNK, clients))
-        rows = all_clients.settled(rows, read_local(local, flat, all_clients))
-        return write_local(local, rows, flat, all_clients)
-
-    local = of_all(init_one)
+        return Start(shared, {})
+    each = partial(_each, setting, key, crew, setting.execution)
+    if not algorithm.merge_at_init:
+        moved = _moved(setting, key)
+        fields = [f for f in select(type(template), lambda p: p.down and p.merge == "mean") if f in moved]
+        return Start(shared, each(fields, init_one) if fields else {})
     sent = select(type(template), lambda p: p.up)
-    moved = [f for f in select(type(template), lambda p: p.down and p.merge == "mean") if f in _moved(setting, key)]
-    if algorithm.merge_at_init:
-        first = run(init_one, (), crew, sent, setting.execution)
-        places = placements(type(template))
-        join = lambda f: merge(places[f].merge, getattr(shared, f), first[f], cohort, crew)
-        merged = shared._replace(**{f: join(f) for f in sent})
-        now = at_time(algorithm, Clock.at(0, steps_of(algorithm)), setting.dtype)
-        begin = lambda merged: now.server_start(setting.problem, merged, cohort)
-        merged = server_sight(f"{type(algorithm).__name__}.server_start", begin, merged)
-        if type(algorithm).client_start is Algorithm.client_start:
-            return Start(merged, local, {})
-        local = of_all(start_one, merged)
-        pooled = run(start_one, (merged,), crew, tuple(wide), setting.execution)
-        anew = {f: merge("union", wide[f], pooled[f], cohort, crew) for f in wide}
-        return Start(merged._replace(**anew), local, {})
-    return Start(shared, local, run(init_one, (), crew, moved, setting.execution) if moved else {})
+    first = each(sent, init_one)
+    places = placements(type(template))
+    join = lambda f: merge(places[f].merge, getattr(shared, f), first[f], cohort, crew)
+    merged = shared._replace(**{f: join(f) for f in sent})
+    now = at_time(algorithm, Clock.at(0, steps_of(algorithm)), setting.dtype)
+    start = lambda merged: now.server_start(setting.problem, merged, cohort)
+    merged = server_sight(f"{type(algorithm).__name__}.server_start", start, merged)
+    if type(algorithm).client_start is Algorithm.client_start:
+        return Start(merged, {})
+    pooled = each(tuple(wide), start_one, merged)
+    anew = {f: merge("union", wide[f], pooled[f], cohort, crew) for f in wide}
+    return Start(merged._replace(**anew), {}, merged)
+
+
+def begin_local(setting: Setting, key: PRNGKeyArray, clients: int, spread: Spread | None, merged: Any) -> dict:
+    """The Local fields of all clients before round 0, whose data are all in `setting.flat`."""
+    crew, fields, flat = everybody(clients, spread), local_fields(type(setting.template)), setting.flat
+    local = {f: stack_local(getattr(setting.template, f), crew.ids.shape[0], flat) for f in fields}
+    local = local if spread is None else spread.cut(local)
+    if not fields or not starts_differ(setting.algorithm):
+        return local
+    rows = local_rows(setting, key, crew, min(CHUNK, crew.ids.shape[0]), merged)
+    rows = crew.settled(rows, read_local(local, flat, crew))
+    return write_local(local, rows, flat, crew)
+
+
+def starts_differ(algorithm: Algorithm) -> bool:
+    """Whether clients say how their own fields begin."""
+    return type(algorithm).init_client is not Algorithm.init_client or algorithm.merge_at_init
+
+
+def local_rows(setting: Setting, key: PRNGKeyArray, crew: Crew, execution: Any, merged: Any) -> dict[str, Any]:
+    """How the Local fields of these clients begin, stacked."""
+    fields = local_fields(type(setting.template))
+    each = partial(_each, setting, key, crew, execution, fields)
+    return each(init_one) if merged is None else each(start_one, merged)
+
+
+def _each(
+    setting: Setting, key: PRNGKeyArray, crew: Crew, execution: Any, wanted: Any, function: Callable, *given: Any
+) -> dict[str, Any]:
+    """Some fields of function(setting, member, *given) for every slot, stacked."""
+
+    def one(flat: Flat, given: Any, who: tuple[Array, Array]) -> dict[str, Any]:
+        setting, key, *more = given
+        state = function(setting._replace(flat=flat), member_of(flat, *who, key, 0), *more)
+        return {f: getattr(state, f) for f in wanted}
+
+    common = (setting._replace(flat={}), key, *given)
+    return over_clients(one, setting.flat, common, (crew.ids, crew.places), crew, execution)
 
 
 def everybody(clients: int, spread: Spread | None) -> Crew:

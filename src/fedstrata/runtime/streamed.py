@@ -1,0 +1,224 @@
+"""A job whose federation stays on the host: round by round its cohort travels, while the round before is computed.
+
+The rounds are those of every other job, on a world that has one cohort. What a round needs is known long before: who
+takes part is drawn from the seed. So data and local fields of the next cohort are fetched by another thread. They may
+miss what the round under way changes; the program takes those rows from that round's result, which is on the device.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from fedstrata.clock import domain
+from fedstrata.runtime import simulate
+from fedstrata.runtime import start as starting
+from fedstrata.runtime.crew import Crew
+from fedstrata.runtime.host import HostLocal, HostSplit
+from fedstrata.runtime.job import Job, over_runs
+from fedstrata.runtime.layout import Flat, local_fields
+from fedstrata.runtime.simulate import Carry, World
+from fedstrata.vector import Vector
+
+BEGIN = 1024  # clients whose own fields are begun at a time
+
+
+class Feed(NamedTuple):
+    """What one round needs from the host, on the device; every array has a leading axis of runs."""
+
+    ids: np.ndarray  # (runs, slots), −1 where a slot is empty
+    flat: Flat
+    rows: dict[str, Any]  # Local fields of the cohort
+    again: Array  # where a client was in the cohort before, or −1
+
+
+class Streamed(Job):
+    """A job that is advanced round by round. Its carry's `local` is on the host, and changed in place."""
+
+    @property
+    def splits(self) -> dict[str, HostSplit]:
+        return self.world.host.splits
+
+    @property
+    def keeps_starts(self) -> bool:
+        return False
+
+    def begin(self) -> tuple[Carry, dict[str, Array], Any]:
+        ids = self._cohorts(0, 1)[:, 0]
+        carry, found, start = _begin(self._parts(), self._flat(ids))
+        return carry._replace(local=self._begin_local(start)), found, start.own
+
+    def _begin_local(self, start: starting.Start) -> dict[str, Any]:
+        """The Local fields of all clients, some at a time."""
+        template, differ = _template(self._parts()), starting.starts_differ(self.rest)
+        local = HostLocal.filled(template, self.runs, self.world.clients, self.splits)
+        if template and differ:
+            size = min(BEGIN, self.world.clients)
+            for first in range(0, self.world.clients, size):
+                ids = np.minimum(np.arange(first, first + size), self.world.clients - 1)
+                flat = {name: split.of(ids, size) for name, split in self.splits.items()}
+                rows = _begin_rows(self._parts(), flat, jnp.asarray(ids, jnp.int32), start.merged)
+                local.write(np.broadcast_to(ids, (self.runs, size)), rows)
+        return local.fields
+
+    def advance(
+        self, carry: Carry, first: int, last: int, own: Any = None, in_place: bool = False
+    ) -> tuple[Carry, dict, Array, Array]:
+        if not in_place:
+            carry = carry._replace(local=jax.tree.map(np.copy, carry.local))
+        local, carry = HostLocal(carry.local, self.splits), carry._replace(local={})
+        due, stop = {*self.due(first, last)}, max(last, min(first + 1, self.rounds))
+        left: list[tuple] = []  # what a round changed, until it is put back
+        before, total, records = None, jnp.zeros((2, self.runs), jnp.int32), []
+        for round, feed in self._feeds(local, first, stop, left):
+            given = (jnp.asarray(round, jnp.int32), carry, feed.rows, feed.rows if before is None else before)
+            done, rows, *more = _round(self._parts(), feed.flat, *given, feed.again, own if round == 0 else None)
+            if first == last:  # compiled, and that was all
+                jax.block_until_ready(done)
+                break
+            carry, before, total = done, rows, total + jnp.stack(more)
+            left.append((feed.ids, rows))
+            if round + 1 in due:
+                carry, found = _measure(self._parts(), carry, jnp.asarray(round + 1, jnp.int32))
+                records.append({**found, "samples": total[0], "took": total[1], "status": carry.status})
+        for ids, rows in left:
+            local.write(ids, rows)
+        blank = {"status": jnp.zeros((self.runs, 0), jnp.int32)}
+        found = jax.tree.map(lambda *rows: jnp.stack(rows, axis=1), *records) if records else blank
+        return carry._replace(local=local.fields), found, total[0], total[1]
+
+    def _feeds(self, local: HostLocal, first: int, last: int, left: list[tuple]) -> Iterator[tuple[int, Feed]]:
+        """Round by round what it needs, the next being fetched meanwhile."""
+        cohorts = self._cohorts(first, last)
+
+        def fetch(number: int, written: Any) -> Feed:
+            if written is not None:
+                local.write(*written)
+            ids = cohorts[:, number]
+            again = np.full(ids.shape, -1, np.int32)
+            if number:
+                last_time = cohorts[:, number - 1][:, None, :]
+                run, slot, place = np.nonzero((ids[:, :, None] == last_time) & (last_time >= 0))
+                again[run, slot] = place
+            return Feed(ids, *jax.device_put((self._flat(ids), local.read(ids), again)))
+
+        with ThreadPoolExecutor(1) as pool:
+            coming = pool.submit(fetch, 0, None)
+            for number, round in enumerate(range(first, last)):
+                feed, before = coming.result(), left.pop() if left else None
+                # This round runs while the next is fetched; what the one before it left is put back first.
+                if number + 1 < last - first:
+                    coming = pool.submit(fetch, number + 1, before)
+                elif before is not None:
+                    pool.submit(local.write, *before)
+                yield round, feed
+
+    def _cohorts(self, first: int, last: int) -> np.ndarray:
+        """Who takes part: (runs, rounds, slots), −1 for an empty slot."""
+        return np.asarray(_cohorts(self._parts(), jnp.arange(first, max(last, first + 1), dtype=jnp.int32)))
+
+    def _flat(self, ids: np.ndarray) -> Flat:
+        """The data of the cohort of each run."""
+        each = [{name: split.of(own) for name, split in self.splits.items()} for own in ids]
+        join = lambda first, *rest: np.stack([first, *rest]) if rest else first[None]
+        return jax.tree.map(join, each[0], *each[1:])
+
+    def _parts(self) -> tuple:
+        return self.world, self.plan, self.values, self.rest, self.x0, self.keys
+
+    def shapes(self) -> Carry:
+        ids = self._cohorts(0, 1)[:, 0]
+        carry = jax.eval_shape(lambda: _begin(self._parts(), self._flat(ids))[0])
+        return carry._replace(local=HostLocal.shapes(_template(self._parts()), self.world.clients, self.splits))
+
+    def scratch_bytes(self, carry: Carry) -> int:
+        ids = self._cohorts(0, 1)[:, 0]
+        local, nobody = HostLocal(carry.local, self.splits).read(ids), jnp.full(ids.shape, -1, jnp.int32)
+        given = (self._flat(ids), jnp.array(0, jnp.int32), carry._replace(local={}), local, local, nobody, None)
+        program: Any = _round
+        analysis = program.lower(self._parts(), *given).compile().compiled.memory_analysis()
+        return int(analysis.temp_size_in_bytes) if analysis is not None else 0
+
+    def spread(self, carry: Carry) -> Carry:
+        rest, local = carry._replace(local={}), jax.tree.map(np.array, carry.local)  # copies, to be written to
+        return jax.tree.map(jnp.asarray, rest)._replace(local=local)
+
+
+def _with(world: World, flat: Flat) -> World:
+    return dataclasses.replace(world, flat=flat)
+
+
+@eqx.filter_jit
+def _begin(parts: tuple, flat: Flat) -> tuple[Carry, dict[str, Array], starting.Start]:
+    world, plan, values, rest, x0, keys = parts
+    one = lambda flat, v, x, k: simulate.begin(_with(world, flat), eqx.combine(v, rest), plan, x, k)
+    return over_runs(one, flat, values, x0, keys)
+
+
+@eqx.filter_jit
+def _template(parts: tuple) -> dict[str, Any]:
+    """How one client's Local fields begin, for every run."""
+    world, _, values, rest, x0, _ = parts
+
+    def one(v: Any, x: Vector) -> dict[str, Any]:
+        template = starting.start_values(eqx.combine(v, rest), world.problem, x)
+        return {f: getattr(template, f) for f in local_fields(type(template))}
+
+    return over_runs(one, values, x0)
+
+
+@eqx.filter_jit
+def _begin_rows(parts: tuple, flat: Flat, ids: Array, merged: Any) -> dict[str, Any]:
+    """How the Local fields of these clients begin, whose data are given."""
+    world, plan, values, rest, x0, keys = parts
+    seats, here = jnp.arange(ids.shape[0], dtype=jnp.int32), jnp.ones(ids.shape, bool)
+    crew = Crew(ids, here, here.astype(float), False, True, seats=seats)
+
+    def one(v: Any, x: Vector, key: Array, merged: Any) -> dict[str, Any]:
+        setting = simulate.setting_of(_with(world, flat), eqx.combine(v, rest), plan, x)
+        return starting.local_rows(setting, domain(key, "start"), crew, min(starting.CHUNK, ids.shape[0]), merged)
+
+    return over_runs(one, values, x0, keys, merged)
+
+
+@eqx.filter_jit
+def _cohorts(parts: tuple, rounds: Array) -> Array:
+    world, _, values, rest, x0, keys = parts
+
+    def one(v: Any, x: Vector, key: Array) -> Array:
+        at = lambda round: simulate.cohort_at(world, eqx.combine(v, rest), key, round, x.scalar_dtype)
+        cohorts = jax.vmap(at)(rounds)
+        return jnp.where(cohorts.present, cohorts.ids, -1)
+
+    return over_runs(one, values, x0, keys)
+
+
+@eqx.filter_jit
+def _round(
+    parts: tuple, flat: Flat, round: Array, carry: Carry, rows: Any, before: Any, again: Array, own: Any
+) -> tuple[Carry, Any, Array, Array]:
+    """One round on what was fetched; `before` are the rows that the round before left."""
+    world, plan, values, rest, x0, keys = parts
+
+    def one(
+        flat: Flat, v: Any, x: Vector, key: Array, carry: Carry, rows: Any, before: Any, again: Array, own: Any
+    ) -> Any:
+        here, algorithm = _with(world, flat), eqx.combine(v, rest)
+        newer = lambda a: (again >= 0).reshape((-1,) + (1,) * (a.ndim - 1))
+        rows = jax.tree.map(lambda a, b: jnp.where(newer(a), b[jnp.maximum(again, 0)], a), rows, before)
+        cohort = simulate.cohort_at(here, algorithm, key, round, x.scalar_dtype)
+        return simulate.one_cohort(here, algorithm, plan, x, key, carry, cohort, rows, own)
+
+    return over_runs(one, flat, values, x0, keys, carry, rows, before, again, own)
+
+
+@eqx.filter_jit
+def _measure(parts: tuple, carry: Carry, round: Array) -> tuple[Carry, dict[str, Array]]:
+    world, plan, values, rest, *_ = parts
+    return over_runs(lambda v, c: simulate.record_of(world, eqx.combine(v, rest), plan, c, round), values, carry)

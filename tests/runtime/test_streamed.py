@@ -1,0 +1,161 @@
+"""Federations that stay on the host: the same numbers, with one cohort on the device at a time."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedstrata as fs
+from cases import CASES, START, TASK, task_of
+from fedstrata.problems.rows import Rows
+from fedstrata.problems.stored import Stored
+from fedstrata.runtime import prepare as preparing
+from fedstrata.runtime.host import HostLocal, HostSplit
+from fedstrata.runtime.prepare import full_data
+from fedstrata.runtime.run import prepare
+from fedstrata.runtime.streamed import Streamed
+
+PLAIN = {"rounds": 5, "evaluate_every": 2, "batch_size": 3, "params": START, "stationarity": False, "execution": "vmap"}
+# Nothing by client; vectors and starts by client, levels in turn; pools and memory by example; starts that wait for a
+# merge; gathered rows.
+KINDS = ("FedAvg", "TrackedSCGD", "FedX2", "TrackedMFCGD", "FCFL")
+
+
+def run(name, **options):
+    task = task_of(CASES[name].algorithm)
+    return fs.run(task.problem, CASES[name].algorithm, task.federation, **{**PLAIN, **options})
+
+
+def assert_same(a, b, rtol=1e-12):
+    close = lambda x, y: np.testing.assert_allclose(x, y, rtol=rtol, atol=rtol / 10)
+    jax.tree.map(close, (a.solutions, a.local, a.state), (b.solutions, b.local, b.state))
+    for column in a.history.columns:
+        if column != "seconds":
+            np.testing.assert_allclose(a.history[column], b.history[column], rtol=rtol, atol=rtol, err_msg=column)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_streamed_run_is_the_run(name):
+    options = {"cohort": 3, "seeds": 2, "stationarity": name == "FedAvg"}
+    assert_same(run(name, stream=True, **options), run(name, **options))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"weights": "size", "batch_size": "all"},
+        {"cohort": fs.cohort.Given([[0, 2, -1], [2, 1, 0], [-1, -1, 3]]), "sampling": "epochs"},
+        {"cohort": 1, "per_client": True, "sweep": {"step_size": [0.1, 0.05]}},
+    ],
+    ids=["everybody", "empty slots", "one at a time"],
+)
+def test_whoever_takes_part(options):
+    assert_same(run("Scaffold", stream=True, **options), run("Scaffold", **options))
+
+
+class Killed(Exception):
+    pass
+
+
+def test_a_killed_run_goes_on_streamed_or_not(tmp_path):
+    def kill(round, row):
+        if round == 2:
+            raise Killed
+
+    options = {"cohort": 2, "seeds": 2, "checkpoint_every": 0.0}
+    whole = run("FedX2", stream=True, cohort=2, seeds=2)
+    for first, then in ((True, True), (False, True)):
+        folder = tmp_path / f"{first} {then}"
+        with pytest.raises(Killed):
+            run("FedX2", stream=first, checkpoint=folder, callbacks=[kill], **options)
+        again = run("FedX2", stream=then, checkpoint=folder, resume=True, **options)
+        assert_same(again, whole)
+        if first and then:
+            jax.tree.map(np.testing.assert_array_equal, (again.state, again.local), (whole.state, whole.local))
+
+
+def test_an_explosion_goes_back_to_the_last_good_state():
+    steps = {"sweep": {"step_size": [0.05, 40.0]}, "explosion": 10.0, "evaluate_every": 1, "cohort": 3}
+    with pytest.warns(fs.DivergenceWarning):
+        streamed = run("Scaffold", stream=True, **steps)
+    with pytest.warns(fs.DivergenceWarning):
+        plain = run("Scaffold", **steps)
+    assert streamed.endings.tolist() == plain.endings.tolist()
+    assert_same(streamed, plain)
+
+
+def test_files_are_mapped_and_only_a_cohort_is_on_the_device(tmp_path):
+    clients, rows = 50, 20
+    rng = np.random.default_rng(0)
+    np.save(tmp_path / "x.npy", rng.normal(size=(clients * rows, 30)).astype(np.float32))
+    x = np.load(tmp_path / "x.npy", mmap_mode="r")
+    y = np.asarray(x[:, 0] > 0, np.int32)
+    federation = fs.Federation.from_offsets({"x": x, "y": y}, np.arange(clients + 1) * rows)
+    problem = fs.Average(fs.losses.Classification(fs.models.Linear(30, 2)))
+    options = {"rounds": 4, "cohort": 2, "batch_size": 5, "evaluate_every": 2}
+    job = prepare(problem, fs.Scaffold(0.1, 3), federation, stream=True, **options)
+    assert isinstance(job, Streamed)
+    arrays = [a for a in jax.tree.leaves((job.world.flat, job.world.full)) if isinstance(a, jax.Array)]
+    assert sum(a.nbytes for a in arrays) < x.nbytes / 8  # weights and owners of rows, not the rows
+    carry = job.begin()[0]
+    assert all(isinstance(a, np.ndarray) for a in jax.tree.leaves(carry.local))
+    fetched = next(iter(job._feeds(HostLocal(carry.local, job.splits), 0, 1, [])))[1]
+    assert fetched.flat["train"].examples["x"].shape == (1, 2 * rows, 30)
+    streamed = fs.run(problem, fs.Scaffold(0.1, 3), federation, stream=True, **options)
+    assert_same(streamed, fs.run(problem, fs.Scaffold(0.1, 3), federation, stream=False, **options), rtol=1e-5)
+
+
+def test_a_federation_that_would_fill_the_device_is_streamed(monkeypatch):
+    job = lambda algorithm, **more: prepare(TASK.problem, algorithm, TASK.federation, **{**PLAIN, **more})
+    algorithm = CASES["FedAvg"].algorithm
+    assert not isinstance(job(algorithm), Streamed)
+    monkeypatch.setattr(preparing, "device_memory", lambda: 100.0)
+    assert isinstance(job(algorithm), Streamed)
+    assert not isinstance(job(algorithm, stream=False), Streamed)
+    assert not isinstance(job(fs.CentralSGD(0.1)), Streamed)
+
+
+def test_what_cannot_be_streamed_is_refused():
+    with pytest.raises(ValueError, match="CentralSGD is centralised"):
+        prepare(TASK.problem, fs.CentralSGD(0.1), TASK.federation, stream=True, **PLAIN)
+    with pytest.raises(ValueError, match="a mesh shares data out"):
+        run("FedAvg", stream=True, mesh=2)
+    with pytest.raises(ValueError, match="stream='yes' must be True, False"):
+        run("FedAvg", stream="yes")
+
+
+def test_rows_on_the_host_give_what_rows_on_the_device_give():
+    """Sums, gradients, means by client, columns and choices, in chunks that do not come out even."""
+    rows = full_data(TASK.federation)["train"]
+    fields = {"start": rows.start, "capacity": rows.capacity}
+    for chunk in (7, 1000):
+        device, host = (
+            Rows(examples, rows.weight, rows.client, rows.clients, chunk, **fields)
+            for examples in (rows.examples, Stored(TASK.federation["train"].examples))
+        )
+        w = jnp.asarray(START)
+        loss = lambda w, e: (w @ e["x"] - e["y"]) ** 2
+        values = jnp.stack([w * (i + 1) for i in range(rows.clients)])
+
+        @jax.jit
+        def found(rows, w, values, loss=loss):
+            one = jax.value_and_grad(lambda w: rows.mean(lambda e: loss(w, e)))(w)
+            some = rows.pick(np.array([3, 1])).examples["x"]
+            scores = jax.grad(lambda w: jnp.sum(rows.map(lambda e: w @ e["x"]) ** 2))(w)
+            return one, rows.client_means(loss, values), rows.mean_by_client(lambda e: loss(w, e)), some, scores
+
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12),
+            jax.jit(lambda w, v, rows=device: found.__wrapped__(rows, w, v))(w, values),
+            jax.jit(lambda w, v, rows=host: found.__wrapped__(rows, w, v))(w, values),
+        )
+        np.testing.assert_array_equal(jax.jit(lambda rows=host: rows.column("y"))(), device.column("y"))
+
+
+def test_a_cohort_of_small_clients_needs_no_more_room_than_the_largest_would():
+    federation = fs.Federation.from_clients([{"x": np.full(n, i, float)} for i, n in enumerate((5, 1, 2, 3))])
+    split = HostSplit(federation["train"], slots=2)
+    assert split.rows == 8
+    flat = split.of(np.array([2, -1]))
+    assert flat.examples["x"].tolist() == [2, 2, 0, 0, 0, 0, 0, 0]
+    assert flat.count.tolist() == [2, 1]  # nobody looks at some row, and it does not count
