@@ -77,6 +77,7 @@ from fedstrata.report import plot as plot
 from fedstrata.runtime.checkpoint import CheckpointError as CheckpointError
 from fedstrata.runtime.estimate import estimate as estimate
 from fedstrata.runtime.prepare import full_data as full_data
+from fedstrata.runtime.profile import profile as profile
 from fedstrata.runtime.result import DivergenceWarning as DivergenceWarning
 from fedstrata.runtime.result import Result as Result
 from fedstrata.runtime.run import run as run

@@ -14,6 +14,7 @@ from fedstrata.files import replacing
 
 CONFIG = "config.json"
 CHECKPOINTS = "checkpoints"
+PROFILES = "profile"
 
 
 class Folder:
@@ -75,10 +76,14 @@ class Folder:
         for name in saved.get("files", []):
             if Path(name).name == name:
                 (self.path / name).unlink(missing_ok=True)
-        shutil.rmtree(self.path / CHECKPOINTS, ignore_errors=True)
+        for folder in (CHECKPOINTS, PROFILES):
+            shutil.rmtree(self.path / folder, ignore_errors=True)
 
     def checkpoint(self, label: str) -> Path:
         return self.path / CHECKPOINTS / label
+
+    def profile(self, label: str) -> Path:
+        return self.path / PROFILES / label
 
     def write(self, name: str, text: str) -> None:
         with replacing(self.path / name) as temporary:

@@ -32,7 +32,8 @@ from fedstrata.commands.parsing import (
 
 _SHAPE = (
     '{"experiment", "settings", "table": {"columns", "rows": [{"label", "setting", "seeds", "values": {COLUMN: '
-    '{"mean", "std", "best"}}}]}, "diverged": [notes], "out", "files"}; with --dry-run {"experiment", "methods": '
+    '{"mean", "std", "best"}}}]}, "diverged": [notes], "out", "files"}; with --profile also "profiles": {METHOD: '
+    '{"data", "compile", "seconds": {PART: s}, "folder"}}; with --dry-run {"experiment", "methods": '
     '[{"method", "memory_bytes", "up_bytes", "down_bytes", "seconds", "compile_seconds", "execution", "why"}]}'
 )
 
@@ -65,6 +66,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--resume", action="store_true", help="go on with the run in --out, or begin it")
     add("--force", action="store_true", help="replace the run in --out")
     add("--checkpoint-every", type=seconds, default=30.0, metavar="S", help="seconds between checkpoints (default: 30)")
+    add("--profile", action="store_true", help="then say where the time goes, from a trace of a few rounds")
     add("--dry-run", action="store_true", help="estimate memory, traffic and time, and run nothing")
     add(
         "--no-cache",

@@ -152,9 +152,23 @@ def run(plan: Plan, folder: Folder | None, options: argparse.Namespace) -> int:
         writes.write("table.json", json.dumps(table.json(), indent=2, allow_nan=False) + "\n")
         _draw(plan, results, writes.path / "picture.png")
         plan.experiment.pictures(results, plan.data, writes.path)
+    profiles = _profiles(plan, folder, options) if options.profile else {}
     if leads():
-        _tell(plan, results, table, folder, options.json)
+        _tell(plan, results, table, folder, options.json, profiles)
     return 3 if any(result.diverged for result in results.values()) else 0
+
+
+def _profiles(plan: Plan, folder: Folder | None, options: argparse.Namespace) -> dict[str, Any]:
+    """Where the time of every method goes, and the trace of a few of its rounds."""
+    from fedstrata.runtime.profile import profile
+
+    found = {}
+    for name, (algorithm, _) in plan.methods.items():
+        problem = plan.experiment.problem_for(algorithm, plan.setup)
+        where = {"mesh": options.mesh, "stream": stream_of(algorithm, options)}
+        trace = None if folder is None else folder.profile(name)
+        found[name] = profile(problem, algorithm, plan.setup.federation, **plan.options(name), folder=trace, **where)
+    return found
 
 
 def _files(plan: Plan) -> list[str]:
@@ -192,16 +206,27 @@ def _draw(plan: Plan, results: Mapping[str, Result], path: Path) -> None:
     picture({n: r.history for n, r in results.items()}, plan.experiment.panels, title, references=free, path=path)
 
 
-def _tell(plan: Plan, results: Mapping[str, Result], table: Comparison, folder: Folder | None, as_json: bool) -> None:
+def _tell(
+    plan: Plan,
+    results: Mapping[str, Result],
+    table: Comparison,
+    folder: Folder | None,
+    as_json: bool,
+    profiles: Mapping[str, Any],
+) -> None:
     notes = [note for result in results.values() for note in result.notes]
     out = None if folder is None else str(folder.path)
     if as_json:
         files = [] if folder is None else _files(plan)
         about = {"experiment": plan.experiment.name, "settings": plan.settings(), "table": table.json()}
-        print_json({**about, "diverged": notes, "out": out, "files": files})
+        timed = {"profiles": {name: found._asdict() for name, found in profiles.items()}} if profiles else {}
+        print_json({**about, "diverged": notes, "out": out, "files": files, **timed})
         return
     short = [c for c in (*plan.experiment.panels, "bytes_up", "bytes_down", "seconds") if c in table.columns]
     console().print(compare(results, short).rich())
+    for name, found in profiles.items():
+        console().print(found.rich(name))
+        print(f"the trace is in {found.folder}: open its .trace.json.gz in a browser with Perfetto (ui.perfetto.dev)")
     if out is not None:
         print(f"in {out}: {', '.join(f for f in _files(plan) if not f.endswith(('.jsonl', '.npz')))}, and for each")
         print("  method its history (.jsonl: `fedstrata plot`) and model (.npz: `fs.load_model`)")

@@ -99,6 +99,11 @@ class Job(NamedTuple):
         analysis = program.lower(self._fixed(0, 0), carry).compile().compiled.memory_analysis()
         return int(analysis.temp_size_in_bytes) if analysis is not None else 0
 
+    def programs(self, carry: Carry) -> list[str]:
+        """What is compiled to be run round by round, as XLA's text."""
+        program: Any = _advance
+        return [program.lower(self._fixed(0, 0), carry).compile().compiled.as_text()]
+
     def state_bytes(self) -> int:
         """Bytes of the state that all runs keep between rounds."""
         leaves = jax.tree.leaves(self.shapes())

@@ -21,6 +21,7 @@ from fedstrata.runtime.sight import ClientSight, server_sight, show_server
 from fedstrata.transport.ledger import Exchange, exchanges
 from fedstrata.vector import where, widest
 
+part_of_time = lambda name: jax.named_scope(f"fs.{name}")  # what `fs.profile` finds again in a trace
 AT_ONCE = 2**15  # bytes of examples (a core's nearest cache) up to which those of all steps are looked up at once
 
 
@@ -114,14 +115,17 @@ def _exchange(
         return {f: part(state, f) for f in {*plan.sends, *kept}}
 
     given = (setting._replace(flat={}), cohort, received, repetition, this.key)
-    done = over_clients(client, setting.flat, given, (crew.ids, crew.places, copies), crew, setting.execution)
-    merged = {f: merge(places[field_of(f)].merge, part(shared, f), done[f], cohort, crew) for f in plan.sends}
+    with part_of_time("local"):
+        done = over_clients(client, setting.flat, given, (crew.ids, crew.places, copies), crew, setting.execution)
+    with part_of_time("merge"):
+        merged = {f: merge(places[field_of(f)].merge, part(shared, f), done[f], cohort, crew) for f in plan.sends}
     after = with_parts(shared, merged)
     algorithm = at_time(setting.algorithm, cohort.clock, setting.dtype)
     server_step = algorithm.phases(setting.problem)[number].server_step
     if server_step is not None:
         before, where = show_server(shared), f"{type(algorithm).__name__}.{getattr(server_step, '__name__', 'server')}"
-        after = server_sight(where, lambda merged: server_step(setting.problem, before, merged, cohort), after)
+        with part_of_time("server"):
+            after = server_sight(where, lambda merged: server_step(setting.problem, before, merged, cohort), after)
     return after, {f: done[f] for f in kept}
 
 
@@ -139,18 +143,22 @@ def _local_work(
         shard, key, rule, clock(local_step), member.id, member.lasting_key, phase.streams
     )
     count = phase.first + jnp.arange(phase.steps, dtype=jnp.int32)
-    drawn = _drawn(problem, shard, jax.vmap(draw)(count), cohort.ids.shape[0]) if rule.ahead else None
+    with part_of_time("samples"):
+        drawn = _drawn(problem, shard, jax.vmap(draw)(count), cohort.ids.shape[0]) if rule.ahead else None
 
     def call(name: str, local_step: Array | int, state: Any, samples: Any = None) -> Any:
         ends = {BEGIN: phase.first, END: phase.first + phase.steps - 1}
         time = clock(ends[local_step] if isinstance(local_step, int) else local_step)
-        draws = draw(local_step) if samples is None else None
-        oracle = problem.oracle(shard, key, rule, clock=time, client=member.id, draws=draws, samples=samples)
+        with part_of_time("samples"):
+            draws = draw(local_step) if samples is None else None
+            oracle = problem.oracle(shard, key, rule, clock=time, client=member.id, draws=draws, samples=samples)
         function = getattr(at_time(setting.algorithm, time, setting.dtype).phases(problem)[number], name)
         return sight.call(function, oracle, start, state)
 
     def one_step(state: Any, local_step: Array) -> tuple[Any, None]:
-        new = call("step", local_step, state, drawn(local_step - phase.first) if drawn else None)
+        with part_of_time("samples"):
+            samples = drawn(local_step - phase.first) if drawn else None
+        new = call("step", local_step, state, samples)
         if rule.may_idle:
             seen = [rule.seen(local_step, shard[split].count) for split in problem.streams.values()]
             new = where(jnp.sum(jnp.stack([s for s in seen if s is not None])) > 0, new, state)

@@ -21,7 +21,7 @@ from fedstrata.runtime import start as starting
 from fedstrata.runtime.crew import Crew, Execution, crew_of, read_local, unspread, write_local
 from fedstrata.runtime.layout import Flat
 from fedstrata.runtime.mesh import Spread
-from fedstrata.runtime.round import Round, Setting, run_round
+from fedstrata.runtime.round import Round, Setting, part_of_time, run_round
 from fedstrata.runtime.sight import show_server
 from fedstrata.transport.cohort import Everyone, Selection
 from fedstrata.vector import Vector, where, widest
@@ -95,6 +95,11 @@ def setting_of(world: World, algorithm: Algorithm, plan: Plan, x0: Vector) -> Se
 
 def cohort_at(world: World, algorithm: Algorithm, key: PRNGKeyArray, round: Array, dtype: Any) -> Cohort:
     """The clients of a round, weighted evenly or by their counts."""
+    with part_of_time("cohort"):
+        return _cohort_at(world, algorithm, key, round, dtype)
+
+
+def _cohort_at(world: World, algorithm: Algorithm, key: PRNGKeyArray, round: Array, dtype: Any) -> Cohort:
     now = fold_in(domain(key, "cohort"), round)
     ids = world.selection.draw(now, round, world.clients)
     clock = Clock.at(round, steps_of(algorithm), steps_of(algorithm) - 1)
@@ -274,7 +279,8 @@ def record_of(
     world: World, algorithm: Algorithm, plan: Plan, carry: Carry, round: Array
 ) -> tuple[Carry, dict[str, Array]]:
     """An evaluation and what follows from it; a run that has gone wrong records nothing."""
-    x, found = measure(world, algorithm, plan, carry.shared, carry.local)
+    with part_of_time("evaluation"):
+        x, found = measure(world, algorithm, plan, carry.shared, carry.local)
     judged = judge(plan, carry, x, found, round)
     bad = (judged.status == DIVERGED) | (judged.status == EXPLODED)
     return judged, {n: jnp.where(bad, jnp.nan, v) for n, v in found.items()}

@@ -138,12 +138,20 @@ class Streamed(Job):
         return carry._replace(local=HostLocal.shapes(_template(self._parts()), self.world.clients, self.splits))
 
     def scratch_bytes(self, carry: Carry) -> int:
+        analysis = self._compiled(carry).memory_analysis()
+        return int(analysis.temp_size_in_bytes) if analysis is not None else 0
+
+    def programs(self, carry: Carry) -> list[str]:
+        program: Any = _measure
+        given = (carry._replace(local={}), jnp.array(1, jnp.int32))
+        return [self._compiled(carry).as_text(), program.lower(self._parts(), *given).compile().compiled.as_text()]
+
+    def _compiled(self, carry: Carry) -> Any:
         ids = self._cohorts(0, 1)[:, 0]
         local, nobody = HostLocal(carry.local, self.splits).read(ids), jnp.full(ids.shape, -1, jnp.int32)
         given = (self._flat(ids), jnp.array(0, jnp.int32), carry._replace(local={}), local, local, nobody, None)
         program: Any = _round
-        analysis = program.lower(self._parts(), *given).compile().compiled.memory_analysis()
-        return int(analysis.temp_size_in_bytes) if analysis is not None else 0
+        return program.lower(self._parts(), *given).compile().compiled
 
     def spread(self, carry: Carry) -> Carry:
         rest, local = carry._replace(local={}), jax.tree.map(np.array, carry.local)  # copies, to be written to
