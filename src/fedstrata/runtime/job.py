@@ -44,13 +44,18 @@ class Job(NamedTuple):
     def runs(self) -> int:
         return self.keys.shape[0]
 
+    @property
+    def seeds(self) -> int:
+        """Runs that differ in nothing but their seed; every swept setting has them."""
+        return len(self.axes["seed"])
+
     def over(self, mesh: Mesh) -> "Job":
         """The job with everything that is not spread over the mesh on every device of it."""
         world, values, x0, keys = everywhere((self.world, self.values, self.x0, self.keys), mesh)
         return self._replace(world=world, values=values, x0=x0, keys=keys)
 
     def begin(self) -> tuple[Carry, dict[str, Array], Any]:
-        return _begin(self.world, self.plan, self.values, self.rest, self.x0, self.keys)
+        return _begin(self.world, self.plan, self.values, self.rest, self.x0, self.keys, self.seeds)
 
     def advance(
         self, carry: Carry, first: int, last: int, own: Any = None, in_place: bool = False
@@ -62,25 +67,24 @@ class Job(NamedTuple):
         program = _advance_in_place if in_place else _advance
         if self.threads == 1 or in_place:
             return program(self._fixed(first, last, own), carry)
-        size = self.runs // self.threads
-        cut = lambda tree, i: jax.tree.map(lambda a: a[i : i + size], tree)
-        parts = [cut((self.values, self.x0, self.keys, carry, own), i) for i in range(0, self.runs, size)]
+        groups = Groups(self.runs // self.seeds, self.seeds, self.threads)
+        parts = groups.cut((self.values, self.x0, self.keys, carry, own))
 
         def step(part: tuple) -> Any:
             values, x0, keys, carry, own = part
             group = self._replace(values=values, x0=x0, keys=keys)
-            return jax.block_until_ready(program(group._fixed(first, last, own), carry))
+            return jax.block_until_ready(program(group._fixed(first, last, own, groups.seeds_each), carry))
 
-        if first == last:  # one thread compiles, the others find it done
+        if first == last or own is not None:  # one thread compiles, the others find it done
             done = [step(part) for part in parts]
         else:
             with ThreadPoolExecutor(self.threads) as pool:
                 done = list(pool.map(step, parts))
-        return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *done)
+        return groups.join(done)
 
-    def _fixed(self, first: int, last: int, own: Any = None) -> tuple:
+    def _fixed(self, first: int, last: int, own: Any = None, seeds: int | None = None) -> tuple:
         span = Span(*(jnp.asarray(v, jnp.int32) for v in (first, last, self.every, self.rounds)))
-        return self.world, self.plan, self.values, self.rest, self.x0, self.keys, span, own
+        return self.world, self.plan, self.values, self.rest, self.x0, self.keys, seeds or self.seeds, span, own
 
     def rows_a_round(self) -> int:
         """The most examples that the cohort of one run draws in a round."""
@@ -121,7 +125,7 @@ class Job(NamedTuple):
         return _spread(self.world, carry) if jax.tree.leaves(carry.local) else carry
 
     def solutions(self, carry: Carry) -> Vector:
-        return _solutions(self.world, self.values, self.rest, carry._replace(local={}))
+        return _solutions(self.world, self.values, self.rest, carry._replace(local={}), self.seeds)
 
     @property
     def keeps_starts(self) -> bool:
@@ -133,27 +137,41 @@ class Job(NamedTuple):
         return jax.eval_shape(lambda: self.gathered(self.begin()[0]))
 
 
-def over_runs(function: Callable[..., Any], *batched: Any) -> Any:
-    """One run is not batched: its program is the plain one."""
-    if jax.tree.leaves(batched)[0].shape[0] == 1:
-        out = function(*jax.tree.map(lambda a: a[0], batched))
+def over_runs(function: Callable[..., Any], seeds: int, values: Any, by_seed: tuple, by_run: tuple = ()) -> Any:
+    """function(values, *by_seed, *by_run) of every run, which are settings × seeds.
+
+    What a seed draws is drawn, and looked up, once for all settings. One run is not batched: its program is the plain
+    one.
+    """
+    runs = jax.tree.leaves((values, by_run, by_seed))[0].shape[0]
+    settings = runs // seeds
+    grid = lambda a: a.reshape((settings, seeds, *a.shape[1:]))
+    values = jax.tree.map(lambda a: grid(a)[:, 0], values)
+    by_seed, by_run = jax.tree.map(lambda a: a[:seeds], by_seed), jax.tree.map(grid, by_run)
+    first = lambda tree, at: jax.tree.map(lambda a: a[at], tree)
+    if runs == 1:
+        out = function(first(values, 0), *first(by_seed, 0), *first(by_run, (0, 0)))
         return jax.tree.map(lambda a: a[None], out)
-    return jax.vmap(function)(*batched)
+    some, many = [None] * len(by_seed), [0] * len(by_run)
+    of_seed = jax.vmap(function, in_axes=(0, *some, *many))
+    of_all = jax.vmap(of_seed, in_axes=(None, *[0 for _ in some], *[1 for _ in many]), out_axes=1)
+    out = of_all(values, *by_seed, *by_run)
+    return jax.tree.map(lambda a: a.reshape((runs, *a.shape[2:])), out)
 
 
 @eqx.filter_jit
-def _begin(world: World, plan: Plan, values: Any, rest: Any, x0: Vector, keys: Array) -> Any:
+def _begin(world: World, plan: Plan, values: Any, rest: Any, x0: Vector, keys: Array, seeds: int) -> Any:
     def one(v: Any, x: Vector, k: Array) -> Any:
         carry, found, start = simulate.begin(world, eqx.combine(v, rest), plan, x, k)
         return carry, found, start.own
 
-    return over_runs(one, values, x0, keys)
+    return over_runs(one, seeds, values, (x0, keys))
 
 
 def _advance_all(fixed: tuple, carry: Carry) -> Any:
-    world, plan, values, rest, x0, keys, span, own = fixed
-    one = lambda x, v, k, c, o: simulate.advance(world, eqx.combine(v, rest), plan, x, k, c, span, o)
-    return over_runs(one, x0, values, keys, carry, own)
+    world, plan, values, rest, x0, keys, seeds, span, own = fixed
+    one = lambda v, x, k, c, o: simulate.advance(world, eqx.combine(v, rest), plan, x, k, c, span, o)
+    return over_runs(one, seeds, values, (x0, keys), (carry, own))
 
 
 _advance = eqx.filter_jit(_advance_all)
@@ -161,10 +179,10 @@ _advance_in_place = eqx.filter_jit(_advance_all, donate="all-except-first")
 
 
 @eqx.filter_jit
-def _solutions(world: World, values: Any, rest: Any, carry: Carry) -> Vector:
+def _solutions(world: World, values: Any, rest: Any, carry: Carry, seeds: int) -> Vector:
     show = simulate.show_server
-    one = lambda c, v: eqx.combine(v, rest).solution(world.problem, show(c.shared))
-    return over_runs(one, carry, values)
+    one = lambda v, c: eqx.combine(v, rest).solution(world.problem, show(c.shared))
+    return over_runs(one, seeds, values, (), (carry,))
 
 
 @eqx.filter_jit
@@ -179,10 +197,43 @@ def _spread(world: World, carry: Carry) -> Carry:
     return carry._replace(local=jax.vmap(lambda local: spread_again(local, world.flat, spread))(carry.local))
 
 
-def threads_for(runs: int) -> int:
+class Groups(NamedTuple):
+    """Runs, settings × seeds, shared out evenly over threads: by their setting or, failing that, by their seed."""
+
+    settings: int
+    seeds: int
+    threads: int
+
+    @property
+    def by_setting(self) -> bool:
+        return self.settings % self.threads == 0
+
+    @property
+    def seeds_each(self) -> int:
+        return self.seeds if self.by_setting else self.seeds // self.threads
+
+    def cut(self, tree: Any) -> list[Any]:
+        axis = 0 if self.by_setting else 1
+
+        def pieces(leaf: Array) -> list[Array]:
+            grid = leaf.reshape((self.settings, self.seeds, *leaf.shape[1:]))
+            return [a.reshape((-1, *leaf.shape[1:])) for a in jnp.split(grid, self.threads, axis)]
+
+        leaves, structure = jax.tree.flatten(tree)
+        return [structure.unflatten(part) for part in zip(*map(pieces, leaves), strict=True)]
+
+    def join(self, parts: list[Any]) -> Any:
+        if self.by_setting:
+            return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)
+        grid = lambda a: a.reshape((self.settings, self.seeds_each, *a.shape[1:]))
+        whole = lambda *leaves: jnp.concatenate([grid(a) for a in leaves], axis=1)
+        return jax.tree.map(lambda *leaves: whole(*leaves).reshape((-1, *leaves[0].shape[1:])), *parts)
+
+
+def threads_for(settings: int, seeds: int) -> int:
     """On a CPU, the most equal groups of runs that there are cores for."""
     cores = os.cpu_count() or 1 if jax.default_backend() == "cpu" else 1
-    return max(n for n in range(1, min(cores, runs) + 1) if runs % n == 0)
+    return max(n for n in range(1, cores + 1) if settings % n == 0 or seeds % n == 0)
 
 
 def seed_list(seeds: int | Sequence[int]) -> list[int]:

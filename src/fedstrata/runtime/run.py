@@ -96,7 +96,7 @@ def prepare(
     if over is not None:
         job = job.over(over)
     elif not host:
-        job = job._replace(threads=threads_for(job.runs))
+        job = job._replace(threads=threads_for(job.runs // job.seeds, job.seeds))
     if select is not None:
         columns = jax.eval_shape(lambda: measure(world, algorithm, plan._replace(select=None), *_state(job))[1])
         if select not in columns:

@@ -30,11 +30,11 @@ BEGIN = 1024  # clients whose own fields are begun at a time
 
 
 class Feed(NamedTuple):
-    """What one round needs from the host, on the device; every array has a leading axis of runs."""
+    """What one round needs from the host, on the device; every array has a leading axis of seeds, or of runs."""
 
     ids: np.ndarray  # (runs, slots), −1 where a slot is empty
     flat: Flat
-    rows: dict[str, Any]  # Local fields of the cohort
+    rows: dict[str, Any]  # Local fields of the cohort of each run
     again: Array  # where a client was in the cohort before, or −1
 
 
@@ -106,7 +106,8 @@ class Streamed(Job):
                 last_time = cohorts[:, number - 1][:, None, :]
                 run, slot, place = np.nonzero((ids[:, :, None] == last_time) & (last_time >= 0))
                 again[run, slot] = place
-            return Feed(ids, *jax.device_put((self._flat(ids), local.read(ids), again)))
+            of_runs = self._of_runs(ids)
+            return Feed(of_runs, *jax.device_put((self._flat(ids), local.read(of_runs), again)))
 
         with ThreadPoolExecutor(1) as pool:
             coming = pool.submit(fetch, 0, None)
@@ -120,17 +121,20 @@ class Streamed(Job):
                 yield round, feed
 
     def _cohorts(self, first: int, last: int) -> np.ndarray:
-        """Who takes part: (runs, rounds, slots), −1 for an empty slot."""
+        """Who takes part: (seeds, rounds, slots), −1 for an empty slot."""
         return np.asarray(_cohorts(self._parts(), jnp.arange(first, max(last, first + 1), dtype=jnp.int32)))
 
+    def _of_runs(self, ids: np.ndarray) -> np.ndarray:
+        return np.tile(ids, (self.runs // self.seeds, 1))
+
     def _flat(self, ids: np.ndarray) -> Flat:
-        """The data of the cohort of each run."""
+        """The data of the cohort of each seed."""
         each = [{name: split.of(own) for name, split in self.splits.items()} for own in ids]
         join = lambda first, *rest: np.stack([first, *rest]) if rest else first[None]
         return jax.tree.map(join, each[0], *each[1:])
 
     def _parts(self) -> tuple:
-        return self.world, self.plan, self.values, self.rest, self.x0, self.keys
+        return self.world, self.plan, self.values, self.rest, self.x0, self.keys, self.seeds
 
     def shapes(self) -> Carry:
         ids = self._cohorts(0, 1)[:, 0]
@@ -148,7 +152,7 @@ class Streamed(Job):
 
     def _compiled(self, carry: Carry) -> Any:
         ids = self._cohorts(0, 1)[:, 0]
-        local, nobody = HostLocal(carry.local, self.splits).read(ids), jnp.full(ids.shape, -1, jnp.int32)
+        local, nobody = HostLocal(carry.local, self.splits).read(self._of_runs(ids)), jnp.full(ids.shape, -1, jnp.int32)
         given = (self._flat(ids), jnp.array(0, jnp.int32), carry._replace(local={}), local, local, nobody, None)
         program: Any = _round
         return program.lower(self._parts(), *given).compile().compiled
@@ -164,27 +168,27 @@ def _with(world: World, flat: Flat) -> World:
 
 @eqx.filter_jit
 def _begin(parts: tuple, flat: Flat) -> tuple[Carry, dict[str, Array], starting.Start]:
-    world, plan, values, rest, x0, keys = parts
-    one = lambda flat, v, x, k: simulate.begin(_with(world, flat), eqx.combine(v, rest), plan, x, k)
-    return over_runs(one, flat, values, x0, keys)
+    world, plan, values, rest, x0, keys, seeds = parts
+    one = lambda v, flat, x, k: simulate.begin(_with(world, flat), eqx.combine(v, rest), plan, x, k)
+    return over_runs(one, seeds, values, (flat, x0, keys))
 
 
 @eqx.filter_jit
 def _template(parts: tuple) -> dict[str, Any]:
     """How one client's Local fields begin, for every run."""
-    world, _, values, rest, x0, _ = parts
+    world, _, values, rest, x0, _, seeds = parts
 
     def one(v: Any, x: Vector) -> dict[str, Any]:
         template = starting.start_values(eqx.combine(v, rest), world.problem, x)
         return {f: getattr(template, f) for f in local_fields(type(template))}
 
-    return over_runs(one, values, x0)
+    return over_runs(one, seeds, values, (x0,))
 
 
 @eqx.filter_jit
 def _begin_rows(parts: tuple, flat: Flat, ids: Array, merged: Any) -> dict[str, Any]:
     """How the Local fields of these clients begin, whose data are given."""
-    world, plan, values, rest, x0, keys = parts
+    world, plan, values, rest, x0, keys, seeds = parts
     seats, here = jnp.arange(ids.shape[0], dtype=jnp.int32), jnp.ones(ids.shape, bool)
     crew = Crew(ids, here, here.astype(float), False, True, seats=seats)
 
@@ -192,19 +196,20 @@ def _begin_rows(parts: tuple, flat: Flat, ids: Array, merged: Any) -> dict[str, 
         setting = simulate.setting_of(_with(world, flat), eqx.combine(v, rest), plan, x)
         return starting.local_rows(setting, domain(key, "start"), crew, min(starting.CHUNK, ids.shape[0]), merged)
 
-    return over_runs(one, values, x0, keys, merged)
+    return over_runs(one, seeds, values, (x0, keys), (merged,))
 
 
 @eqx.filter_jit
 def _cohorts(parts: tuple, rounds: Array) -> Array:
-    world, _, values, rest, x0, keys = parts
+    world, _, values, rest, x0, keys, seeds = parts
+    one = jax.tree.map(lambda a: a[0], values)  # who takes part does not depend on settings
 
-    def one(v: Any, x: Vector, key: Array) -> Array:
-        at = lambda round: simulate.cohort_at(world, eqx.combine(v, rest), key, round, x.scalar_dtype)
+    def of_seed(x: Vector, key: Array) -> Array:
+        at = lambda round: simulate.cohort_at(world, eqx.combine(one, rest), key, round, x.scalar_dtype)
         cohorts = jax.vmap(at)(rounds)
         return jnp.where(cohorts.present, cohorts.ids, -1)
 
-    return over_runs(one, values, x0, keys)
+    return jax.vmap(of_seed)(*jax.tree.map(lambda a: a[:seeds], (x0, keys)))
 
 
 @eqx.filter_jit
@@ -212,10 +217,10 @@ def _round(
     parts: tuple, flat: Flat, round: Array, carry: Carry, rows: Any, before: Any, again: Array, own: Any
 ) -> tuple[Carry, Any, Array, Array]:
     """One round on what was fetched; `before` are the rows that the round before left."""
-    world, plan, values, rest, x0, keys = parts
+    world, plan, values, rest, x0, keys, seeds = parts
 
     def one(
-        flat: Flat, v: Any, x: Vector, key: Array, carry: Carry, rows: Any, before: Any, again: Array, own: Any
+        v: Any, flat: Flat, x: Vector, key: Array, again: Array, carry: Carry, rows: Any, before: Any, own: Any
     ) -> Any:
         here, algorithm = _with(world, flat), eqx.combine(v, rest)
         newer = lambda a: (again >= 0).reshape((-1,) + (1,) * (a.ndim - 1))
@@ -223,10 +228,11 @@ def _round(
         cohort = simulate.cohort_at(here, algorithm, key, round, x.scalar_dtype)
         return simulate.one_cohort(here, algorithm, plan, x, key, carry, cohort, rows, own)
 
-    return over_runs(one, flat, values, x0, keys, carry, rows, before, again, own)
+    return over_runs(one, seeds, values, (flat, x0, keys, again), (carry, rows, before, own))
 
 
 @eqx.filter_jit
 def _measure(parts: tuple, carry: Carry, round: Array) -> tuple[Carry, dict[str, Array]]:
-    world, plan, values, rest, *_ = parts
-    return over_runs(lambda v, c: simulate.record_of(world, eqx.combine(v, rest), plan, c, round), values, carry)
+    world, plan, values, rest, *_, seeds = parts
+    one = lambda v, c: simulate.record_of(world, eqx.combine(v, rest), plan, c, round)
+    return over_runs(one, seeds, values, (), (carry,))
