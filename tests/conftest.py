@@ -1,6 +1,7 @@
 """The whole suite runs in float64, without implicit dtype or rank promotion."""
 
 import atexit
+import itertools
 import os
 import shutil
 import tempfile
@@ -33,12 +34,15 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
 _MAPS = 45_000  # every compiled program holds a few memory maps, and Linux allows a process 65,530 of them
+_TESTS = itertools.count(1)
 
 
 @pytest.fixture(autouse=True)
 def few_memory_maps():
     """Forget compiled programs before a worker has so many that the system refuses it memory, and it crashes."""
     yield
+    if next(_TESTS) % 16:  # counting reads a long file, and sixteen tests add far fewer than are left
+        return
     try:
         with open("/proc/self/maps") as maps:
             many = sum(1 for _ in maps) > _MAPS

@@ -1,6 +1,8 @@
 """The documents are true: the README's code runs, the skeleton is a working algorithm, public names exist."""
 
 import importlib.util
+import json
+import os
 import re
 import subprocess
 import sys
@@ -15,21 +17,43 @@ from references import least_squares
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.mark.parametrize(
-    "page", ["README.md", "docs/regularized.md", "docs/nested.md", "docs/bilevel.md", "docs/pairwise.md"]
-)
-def test_the_code_of_the_pages_runs(page, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.S)
-    assert blocks
-    # In a process of its own: users have float32 and JAX's usual promotion (only compiling is as fast as in tests).
-    subprocess.run([sys.executable, "-c", "\n".join(blocks)], check=True, cwd=tmp_path, env=_plain())
+PAGES = ("README.md", "docs/regularized.md", "docs/nested.md", "docs/bilevel.md", "docs/pairwise.md")
+RUNNER = """
+import json, sys, traceback
+from pathlib import Path
+
+failed = {}
+for page, code in json.load(sys.stdin).items():
+    try:
+        exec(compile(code, page, "exec"), {"__name__": "__main__"})
+    except BaseException:
+        failed[page] = traceback.format_exc()
+Path(sys.argv[1]).write_text(json.dumps(failed))
+"""
 
 
-def _plain():
-    import os
+def code_of(page):
+    return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.S)
 
-    return {**os.environ, "MPLBACKEND": "Agg"}
+
+@pytest.fixture(scope="module")
+def failures(tmp_path_factory):
+    """What went wrong on which page, all of them run in one process, each with names of its own.
+
+    Not in this process: users have float32 and JAX's usual promotion (only compiling is as fast as in tests).
+    """
+    folder = tmp_path_factory.mktemp("pages")
+    pages = json.dumps({page: "\n".join(code_of(page)) for page in PAGES})
+    environment = {**os.environ, "MPLBACKEND": "Agg"}
+    told = [sys.executable, "-c", RUNNER, str(folder / "failed.json")]
+    subprocess.run(told, input=pages, text=True, check=True, cwd=folder, env=environment)
+    return json.loads((folder / "failed.json").read_text())
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_code_of_the_pages_runs(page, failures):
+    assert code_of(page)
+    assert page not in failures, failures[page]
 
 
 def test_the_skeleton_is_fedavg_without_momentum():

@@ -55,6 +55,28 @@ def close(found, wanted, tolerance=1e-12):
     np.testing.assert_allclose(found, wanted, rtol=0, atol=tolerance)
 
 
+# One program for all metrics of a test and all data sets of a size: alone each operation of each would be compiled.
+
+
+@jax.jit
+@jax.vmap
+def ranked(s, y, w=None):
+    return metrics.auc(s, y, w), metrics.average_precision(s, y, w)
+
+
+@jax.jit
+@jax.vmap
+def partial(s, y, w=None):
+    return [metrics.partial_auc(s, y, rate, weights=w) for rate in RATES]
+
+
+@jax.jit
+@jax.vmap
+def areas(s, y, w=None):
+    cut = [metrics.two_way_partial_auc(s, y, bottom, right, w) for bottom, right in CORNERS]
+    return cut, metrics.partial_auc(s, y, 0.3, False, w)
+
+
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize(("levels", "n"), SIZES)
 def test_they_are_scikit_learns(levels, n, weighted):
@@ -64,10 +86,10 @@ def test_they_are_scikit_learns(levels, n, weighted):
     def wanted(metric, **options):
         return [metric(y, s, sample_weight=w, **options) for s, y, w in rows]
 
-    close(jax.vmap(metrics.auc)(*data), wanted(roc_auc_score))
-    close(jax.vmap(metrics.average_precision)(*data), wanted(average_precision_score))
-    for rate in RATES:
-        found = jax.vmap(lambda s, y, w=None, rate=rate: metrics.partial_auc(s, y, rate, weights=w))(*data)
+    auc, precision = ranked(*data)
+    close(auc, wanted(roc_auc_score))
+    close(precision, wanted(average_precision_score))
+    for rate, found in zip(RATES, partial(*data), strict=True):
         close(found, wanted(roc_auc_score, max_fpr=rate))
 
 
@@ -75,20 +97,20 @@ def test_they_are_scikit_learns(levels, n, weighted):
 @pytest.mark.parametrize(("levels", "n"), SIZES)
 def test_the_areas_are_those_of_cut_polygons(levels, n, weighted):
     data = datasets(levels, n, weighted)
-    for bottom, right in CORNERS:
-        two_way = lambda s, y, w=None: metrics.two_way_partial_auc(s, y, bottom, right, w)  # noqa: B023
-        close(jax.vmap(two_way)(*data), [cut_area(s, y, bottom, right, *w) for s, y, *w in zip(*data, strict=True)])
-    raw = jax.vmap(lambda s, y, w=None: metrics.partial_auc(s, y, 0.3, False, w))(*data)
+    found, raw = areas(*data)
+    for (bottom, right), area in zip(CORNERS, found, strict=True):
+        close(area, [cut_area(s, y, bottom, right, *w) for s, y, *w in zip(*data, strict=True)])
     close(raw, [cut_area(s, y, 0.0, 0.3, *w) for s, y, *w in zip(*data, strict=True)])
 
 
 @pytest.mark.parametrize(("levels", "n"), SIZES)
 def test_auc_is_the_share_of_pairs(levels, n):
     scores, labels, weights = datasets(levels, n, weighted=True)
-    for s, y, w in zip(scores, labels, weights, strict=True):
+    alike, weighted = ranked(scores, labels)[0], ranked(scores, labels, weights)[0]
+    for s, y, w, plain, found in zip(scores, labels, weights, alike, weighted, strict=True):
         gap, both = s[y][:, None] - s[~y][None, :], w[y][:, None] * w[~y][None, :]
-        close(metrics.auc(s, y), ((gap > 0) + (gap == 0) / 2).mean())
-        close(metrics.auc(s, y, w), (((gap > 0) + (gap == 0) / 2) * both).sum() / both.sum())
+        close(plain, ((gap > 0) + (gap == 0) / 2).mean())
+        close(found, (((gap > 0) + (gap == 0) / 2) * both).sum() / both.sum())
 
 
 def test_a_curve_that_crosses_the_corner_within_a_segment():

@@ -17,7 +17,7 @@ N = TASK.federation.clients
 
 
 def run(algorithm, rounds=12, batch_size=3, **options):
-    settings = {"params": START, "evaluate_every": rounds, **options}
+    settings = {"params": START, "evaluate_every": rounds, "stationarity": False, **options}
     return fs.run(TASK.problem, algorithm, TASK.federation, rounds=rounds, batch_size=batch_size, **settings)
 
 

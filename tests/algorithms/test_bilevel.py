@@ -77,23 +77,25 @@ def test_printed_test_of_the_averaging_makes_the_first_round_shorter():
 # Clients alike.
 
 
+# As many as those that differ below, and as many steps: a program is compiled once for all tests of a method.
+ALIKE = quadratic(clients=4, rows=1, spread=0.0)
+
+
 def test_clients_alike_reach_the_optimum():
-    task = quadratic(clients=3, rows=1, spread=0.0)
     for steps in (1, 5):
-        assert np.abs(end(task, FedBiO(ETA, GAMMA, steps), 4000 // steps) - task.optimum()).max() < 1e-12
+        assert np.abs(end(ALIKE, FedBiO(ETA, GAMMA, steps), 4000 // steps) - ALIKE.optimum()).max() < 1e-12
         slow = FedBiOAcc(ETA, GAMMA, steps, delta=1.0, sigma=0.1)
-        assert np.abs(end(task, slow, 6000 // steps) - task.optimum()).max() < 1e-7
+        assert np.abs(end(ALIKE, slow, 6000 // steps) - ALIKE.optimum()).max() < 1e-7
 
 
 def test_with_clients_alike_fedbioacc_is_fedbio_with_its_steps():
-    task = quadratic(clients=3, rows=1, spread=0.0)
-    acc = FedBiOAcc(ETA, GAMMA, 4, delta=0.7, offset=2.0, sigma=1.5, momentum=0.3, lower_momentum=0.2)
+    acc = FedBiOAcc(ETA, GAMMA, 5, delta=0.7, offset=2.0, sigma=1.5, momentum=0.3, lower_momentum=0.2)
     alpha = lambda t: 0.7 / (2 + 1.5**2 * t) ** (1 / 3)
     same = FedBiO(
-        lambda step: ETA * alpha(step.astype(float) + 1), lambda step: GAMMA * alpha(step.astype(float) + 1), 4
+        lambda step: ETA * alpha(step.astype(float) + 1), lambda step: GAMMA * alpha(step.astype(float) + 1), 5
     )
     for rounds in (1, 3, 20):
-        assert np.allclose(end(task, acc, rounds), end(task, same, rounds), atol=1e-12, rtol=0)
+        assert np.allclose(end(ALIKE, acc, rounds), end(ALIKE, same, rounds), atol=1e-12, rtol=0)
 
 
 # Clients that differ.
@@ -101,9 +103,15 @@ def test_with_clients_alike_fedbioacc_is_fedbio_with_its_steps():
 DIFFERENT = [quadratic(clients=4, rows=1, seed=seed) for seed in (1, 2)]
 
 
-@pytest.mark.parametrize(("task", "steps"), [(DIFFERENT[0], 5), (DIFFERENT[1], 10)], ids=["5", "10"])
-def test_where_methods_end_when_clients_differ(task, steps):
-    error = lambda method: np.abs(end(task, method, 6000 // steps) - task.optimum()).max()
+def errors(task, steps):
+    """How far from the optimum a method ends, by the same number of steps in all."""
+    return lambda method: np.abs(end(task, method, 6000 // steps) - task.optimum()).max()
+
+
+@pytest.mark.parametrize("task", DIFFERENT, ids=["1", "2"])
+def test_where_methods_end_when_clients_differ(task):
+    steps = 5
+    error = errors(task, steps)
     whole, half = error(FedBiO(ETA, GAMMA, steps)), error(FedBiO(ETA / 2, GAMMA, steps))
     assert whole > 1e-3  # it stalls,
     assert 0.35 < half / whole < 0.75  # in proportion to its step
@@ -114,6 +122,14 @@ def test_where_methods_end_when_clients_differ(task, steps):
     assert error(AnchoredBiOAcc(ETA, GAMMA, steps, delta=1.0, momentum=0.0, lower_momentum=0.0)) < 1e-12
     assert error(TrackedBiO(ETA, GAMMA, steps)) < 1e-12
     assert error(TrackedBiO(ETA, GAMMA, steps, momentum=0.1)) < 1e-12
+
+
+def test_more_steps_a_round_stall_as_well_unless_they_are_tracked():
+    error = errors(DIFFERENT[1], 10)
+    whole, half = error(FedBiO(ETA, GAMMA, 10)), error(FedBiO(ETA / 2, GAMMA, 10))
+    assert whole > 1e-3
+    assert 0.35 < half / whole < 0.75
+    assert error(TrackedBiO(ETA, GAMMA, 10)) < 1e-12
 
 
 def test_one_step_a_round_is_exact():
@@ -129,9 +145,8 @@ def test_tracking_survives_cohorts():
 
 
 def test_a_truncated_series_moves_the_limit():
-    task = quadratic(clients=3, rows=1, spread=0.0)
     error = lambda terms: np.abs(
-        end(task, FedBiO(ETA, GAMMA, 2, hypergradients.Neumann(0.2, terms)), 1500) - task.optimum()
+        end(ALIKE, FedBiO(ETA, GAMMA, 2, hypergradients.Neumann(0.2, terms)), 1500) - ALIKE.optimum()
     ).max()
     few, more, many = error(2), error(10), error(200)
     assert few > 2 * more > 1e-6
@@ -141,7 +156,7 @@ def test_a_truncated_series_moves_the_limit():
 def test_warm_up_starts_y_at_the_solution():
     task = DIFFERENT[0]
     method = FedBiO(1e-12, GAMMA, 1, warm_up=300)
-    options = {"rounds": 1, "params": jnp.zeros(2), "batch_size": "all", "progress": False}
+    options = {"rounds": 1, "params": jnp.zeros(2), "batch_size": "all", "progress": False, "stationarity": False}
     history = fs.run(task.problem, method, task.federation, **options).history
     assert history["lower_residual"][0, 0] < 1e-9
     cold = fs.run(task.problem, FedBiO(1e-12, GAMMA, 1), task.federation, **options).history
@@ -159,6 +174,7 @@ def test_upper_objective_is_recorded_at_the_clients_own_y():
         params=jnp.zeros(2),
         batch_size="all",
         progress=False,
+        stationarity=False,
     ).history
     at_zero = np.mean([0.5 * np.sum(task.mean(m, "t") ** 2) + 0.5 * np.sum(task.mean(m, "c") ** 2) for m in range(4)])
     assert history["upper"][0, 0] == pytest.approx(at_zero, rel=1e-12)
@@ -207,6 +223,7 @@ def test_samples_of_a_step_are_counted():
         params=jnp.zeros(2),
         batch_size=4,
         progress=False,
+        stationarity=False,
     ).history
     assert history.last("samples")[0] == 2 * CLIENTS * STEPS * 4 * (3 + 7)
 
@@ -259,4 +276,4 @@ def test_weights_of_samples_above_one_are_refused():
 def test_another_lower_level_is_said():
     task = quadratic(lower_level="global")
     with pytest.warns(CouplingWarning, match="lower_level='client'"):
-        end(task, FedBiO(ETA, GAMMA), 1)
+        prepare(task.problem, FedBiO(ETA, GAMMA), task.federation, rounds=1, params=jnp.zeros(2))

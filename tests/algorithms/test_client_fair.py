@@ -15,7 +15,7 @@ START = np.array([0.3, -0.2, 0.5])
 
 
 def run(algorithm, rounds=12, batch_size="all", task=TASK, **options):
-    given = {"params": START, "evaluate_every": rounds, **options}
+    given = {"params": START, "evaluate_every": rounds, "stationarity": False, **options}
     return fs.run(task.problem, algorithm, task.federation, rounds=rounds, batch_size=batch_size, **given)
 
 

@@ -34,7 +34,7 @@ POOLED = {name: np.concatenate([s[name] for s in SHARDS]) for name in SHARDS[0]}
 
 
 def run(algorithm, problem=PROBLEM, rounds=9, batch_size="all", federation=FEDERATION, **options):
-    given = {"params": START, "evaluate_every": rounds, **options}
+    given = {"params": START, "evaluate_every": rounds, "stationarity": False, **options}
     return fs.run(problem, algorithm, federation, rounds=rounds, batch_size=batch_size, **given)
 
 
@@ -68,7 +68,8 @@ def take(data, rows):
 @pytest.mark.parametrize("options", [{}, {"batch_size": 4}, {"batch_size": 4, "cohort": 2}, {"weights": "size"}])
 def test_fedreg_without_strength_is_fedavg(options):
     same((FedReg(0.1, 3, strength=0.0),), (fs.FedAvg(0.1, 3),), **options)
-    same((FedReg(0.1, 3, strength=0.0),), (fs.FedAvg(0.1, 3), fs.Average(LOSS)), **options)
+    if "cohort" in options:  # where most is drawn, also on the problem without groups
+        same((FedReg(0.1, 3, strength=0.0),), (fs.FedAvg(0.1, 3), fs.Average(LOSS)), **options)
 
 
 def gap_slope(data, w, sharpness):

@@ -36,7 +36,7 @@ START = np.zeros(5)
 
 
 def run(algorithm, rounds, **options):
-    given = {"params": START, "batch_size": "all", "evaluate_every": rounds, **options}
+    given = {"params": START, "batch_size": "all", "evaluate_every": rounds, "stationarity": False, **options}
     return fs.run(PROBLEM, algorithm, FEDERATION, rounds=rounds, **given)
 
 
@@ -206,7 +206,7 @@ def test_single_precision_and_trees_of_parameters():
     params = {"w": np.zeros(4, np.float32), "b": np.zeros((), np.float32)}
     shards = [{**s, "x": s["x"].astype(np.float32)} for s in SHARDS]
     federation = fs.Federation.from_clients(shards)
-    options = {"rounds": 20, "batch_size": "all", "params": params}
+    options = {"rounds": 20, "batch_size": "all", "params": params, "stationarity": False}
     found = fs.run(problem, FCFL(0.1, 0.1, 10), federation, **options).solution()
     assert found["w"].dtype == np.float32
     w = fcfl(20, 0.1, 0.1, 10)[0]

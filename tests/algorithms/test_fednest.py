@@ -348,10 +348,10 @@ def test_every_product_has_a_sample_of_its_own(kind):
 OPTIMUM = root(lambda x: TASK.gradient(x, np.linalg.inv(TASK.hessian)))
 
 
-@pytest.mark.parametrize(("steps", "terms"), [(5, 4), (1, 120), (5, 120)])
+@pytest.mark.parametrize(("steps", "terms"), [(1, 4), (5, 120)])
 def test_only_the_length_of_the_series_keeps_fednest_from_the_optimum(steps, terms):
     method = FedNest(0.25 / steps, 0.3 / steps, ETA, local_steps=steps, terms=terms, series="sum")
-    result = run(method, rounds=600, stationarity=True)
+    result = run(method, rounds=600, stationarity=terms == 120)
     limit = root(lambda x: TASK.gradient(x, truncated(TASK.hessian, terms)))
     np.testing.assert_allclose(result.solution(), limit, atol=1e-12)
     if terms == 120:

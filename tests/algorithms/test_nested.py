@@ -91,20 +91,18 @@ SMALL = [
     Listing("levelwise", 2, 1, 1, False),
     Listing("tracked", 2, 2, 1, True),
 ]
+# Every form with either batch, number of steps and kind of samples that it has, on two levels and on more; on five once
+# for a form that averages all levels together and once for one that goes level by level: levels are loops in them all.
 CASES = [
     *SMALL,
     Listing("third", 2, 2, 3, False),
-    Listing("printed", 3, 2, 3, False),
     Listing("separate", 3, 2, 1, True),
     Listing("ball", 3, 1, 3, False),
-    Listing("anchored", 3, 1, 3, True),
+    Listing("anchored", 3, 1, 1, True),
     Listing("levelwise", 3, 2, 3, True),
     Listing("tracked", 3, 1, 3, False),
-    Listing("printed", 5, 1, 3, False),
-    Listing("separate", 5, 2, 1, True),
-    Listing("anchored", 5, 2, 1, False),
+    Listing("printed", 5, 2, 3, False),
     Listing("levelwise", 5, 1, 1, False),
-    Listing("tracked", 5, 2, 1, False),
 ]
 in_words = lambda case: f"{case.name}-K{case.levels}-b{case.batch}-p{case.steps}-{case.separate}"
 
@@ -174,16 +172,16 @@ def test_without_a_past_it_is_plug_in_sgd(case):
 
 @pytest.mark.parametrize("kind", FORMS)
 def test_one_client_with_all_data_is_proximal_gradient_descent_for_any_momentum(kind):
-    task, momenta = nested_task(2, clients=1, sizes=(3,), noise=0.5), [1.0, 0.3, 0.01]
+    task = nested_task(2, clients=1, sizes=(3,), noise=0.5)
     problem = dataclasses.replace(task.problem, regularizer=fs.prox.L1(0.6))
     x = START
     for _ in range(8):
         x = soft(x - 0.1 * task.gradient(x), 0.1 * 0.6)
     assert (x == 0).any()
     assert not (x == 0).all()
-    result = run(task, kind(0.1, 0.5, 2), 4, problem=problem, sweep={"momentum": momenta})
-    for momentum in momenta:
-        np.testing.assert_allclose(result.solution(momentum=momentum), x, rtol=1e-10, atol=1e-12)
+    for momentum in (1.0, 0.3, 0.01):
+        result = run(task, kind(0.1, momentum, 2), 4, problem=problem)
+        np.testing.assert_allclose(result.solution(), x, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("kind", [FedDRSCGD, LevelwiseDRSCGD, TrackedSCGD])
@@ -203,7 +201,7 @@ def test_one_level_and_one_client_is_storm(kind):
         d = g(new, row) + (1 - a) * (d - g(x, row))
         x = new
     federation = fs.Federation.from_clients([shard])
-    options = {"params": START, "batch_size": fs.Replay({"level1": index}), "evaluate_every": 5}
+    options = {"params": START, "batch_size": fs.Replay({"level1": index}), "evaluate_every": 5, "stationarity": False}
     result = fs.run(Nested([quadratic_level(1)]), kind(eta, a, 2), federation, rounds=5, **options)
     np.testing.assert_allclose(result.solution(), x, rtol=1e-10)
 
@@ -272,7 +270,7 @@ def test_with_one_local_step_the_printed_form_solves_the_client_coupled_problem(
 
 
 # All nine of K = 2, 3, 4 and p = 1, 4, 10 were seen to pass; three of them keep this file short.
-@pytest.mark.parametrize(("levels", "steps"), [(2, 10), (3, 1), (4, 4)])
+@pytest.mark.parametrize(("levels", "steps"), [(2, 1), (2, 10), (3, 4)])
 def test_tracked_scgd_is_exact(levels, steps):
     momenta = [0.5, 0.05, 0.0025]
     for seed in SEEDS:

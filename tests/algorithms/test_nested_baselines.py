@@ -70,12 +70,13 @@ def flat(vector):
 
 # The rules.
 
+# Levels are loops in all of them: with the fewest and with three each, and with five the one that has one level too.
 RULES = {
     "LocalSCGDM": (LOCAL, lambda walk: listings.local_scgdm(walk, 0.3, 0.4), (2,)),
     "SMVR in a ball": (BALL, lambda walk: listings.smvr(walk, 0.3, RADIUS), (2,)),
     "SMVR": (THREE[0], lambda walk: listings.smvr(walk, 0.3), (1, 3, 5)),
-    "SCSC": (THREE[1], lambda walk: listings.scsc(walk, 0.3), (2, 3, 5)),
-    "NLASG": (THREE[2], lambda walk: listings.nlasg(walk, 0.3), (2, 3, 5)),
+    "SCSC": (THREE[1], lambda walk: listings.scsc(walk, 0.3), (2, 3)),
+    "NLASG": (THREE[2], lambda walk: listings.nlasg(walk, 0.3), (2, 3)),
     "NLASGAveraged": (NLASGAveraged(STEP, 0.3, P), lambda walk: listings.nlasg(walk, 0.3, average_z=True), (3,)),
 }
 

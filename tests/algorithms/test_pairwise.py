@@ -313,17 +313,16 @@ def norms(loss, result, l2=0.1):
 
 @pytest.mark.parametrize(
     ("name", "step", "other"),
-    [("psm", 0.2, fs.FedX1(0.2, 4)), ("square", 0.05, None), ("kl", 0.1, fs.FedX2(0.1, 4))],
-    ids=["psm", "square", "kl"],
+    [("psm", 0.4, fs.FedX1(0.4, 2)), ("kl", 0.2, fs.FedX2(0.2, 2))],  # two steps, as in the listings: one program
+    ids=["psm", "kl"],
 )
 def test_tracked_steps_end_at_a_stationary_point(name, step, other):
     """Constant steps, unequal clients that differ, f linear or not: exact, where FedX stays a distance away."""
     loss = LOSSES[name]
     problem, momentum = loss.problem(l2=0.1), 0.1 if name == "kl" else 1.0
-    tracked = run(TASK, problem, fs.TrackedX(step, 4, momentum=momentum), 1200)
+    tracked = run(TASK, problem, fs.TrackedX(step, 2, momentum=momentum), 1200)
     assert norms(loss, tracked) < 1e-10
-    if other is not None:
-        assert norms(loss, run(TASK, problem, other, 1200)) > 3e-3
+    assert norms(loss, run(TASK, problem, other, 1200)) > 3e-3
     if name == "kl":  # u has become the exact mean loss
         first, second = (TASK.federation[s].examples["x"] @ tracked.solution() for s in ("positives", "negatives"))
         close(table(tracked), np.exp(np.maximum(1 - first[:, None] + second, 0) ** 2 / 2).mean(axis=1))

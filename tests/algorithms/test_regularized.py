@@ -16,7 +16,7 @@ SMOOTH = fs.Regularized(squared_error, fs.prox.Zero())
 
 
 def run(algorithm, problem=TASK.problem, rounds=12, batch_size="all", **options):
-    given = {"params": START, "evaluate_every": rounds, **options}
+    given = {"params": START, "evaluate_every": rounds, "stationarity": False, **options}
     return fs.run(problem, algorithm, TASK.federation, rounds=rounds, batch_size=batch_size, **given)
 
 
@@ -143,7 +143,7 @@ def test_partial_participation_still_reaches_the_optimum(method):
 
 def test_fednmap_does_not_settle_when_the_step_exceeds_twice_gamma():
     """On a coordinate held at zero the map is z/γ + const, so its step is stable only for η̂ < 2γ."""
-    end = lambda gamma: run(fs.FedNMap(STEP, Q, gamma), rounds=2000).history.last("normal_map")
+    end = lambda gamma: run(fs.FedNMap(STEP, Q, gamma), rounds=2000, stationarity=True).history.last("normal_map")
     assert end(0.09) > 1e-3  # η̂ = 0.2
     assert end(0.11) < 1e-10
 
@@ -191,7 +191,7 @@ REGULARISERS = {
 def test_fednmap_finds_a_stationary_point_under_any_regulariser(name):
     phi = REGULARISERS[name]
     problem = fs.Regularized(squared_error, phi, gamma=1.0)
-    result = run(fs.FedNMap(STEP, Q, 1.0), problem, rounds=3000)
+    result = run(fs.FedNMap(STEP, Q, 1.0), problem, rounds=3000, stationarity=True)
     assert result.history.last("normal_map") < 1e-8
     assert result.history.last("stationarity") < 1e-8
     assert np.isfinite(result.history.last("objective"))
@@ -201,7 +201,7 @@ def test_fednmap_finds_a_stationary_point_under_any_regulariser(name):
 
 def test_fednmap_finds_a_low_rank_matrix():
     problem = fs.Regularized(matrix_error, fs.prox.NuclearNorm(1.0))
-    result = run(fs.FedNMap(0.02, Q, 1.0), problem, rounds=3000, params=np.zeros((3, 4)))
+    result = run(fs.FedNMap(0.02, Q, 1.0), problem, rounds=3000, params=np.zeros((3, 4)), stationarity=True)
     assert result.history.last("normal_map") < 1e-8
     assert 0 < np.linalg.matrix_rank(result.solution(), tol=1e-9) < 3
 
@@ -211,7 +211,7 @@ def test_the_measures_of_stationarity_are_ordered(name):
     """(17): (1 − γρ) |F_nat(x)| ≤ dist(0, ∂ψ(x)) ≤ |F_nor(z)| along the way."""
     phi, gamma = REGULARISERS[name], 1.2
     problem = fs.Regularized(squared_error, phi, gamma=gamma)
-    history = run(fs.FedNMap(STEP, Q, gamma), problem, rounds=40, evaluate_every=1).history
+    history = run(fs.FedNMap(STEP, Q, gamma), problem, rounds=40, evaluate_every=1, stationarity=True).history
     natural, near, normal = (history[c][0] for c in ("stationarity", "subdifferential_distance", "normal_map"))
     assert ((1 - gamma * phi.rho) * natural <= near + 1e-12).all()
     assert (near <= normal + 1e-12).all()
@@ -221,11 +221,14 @@ def test_the_measures_of_stationarity_are_ordered(name):
 # Rates: ½|w − ξ|² has gradients with the same noise everywhere, so that the noise floor is known.
 
 
+def from_mean(w, e):
+    return 0.5 * jnp.sum((w - e["x"]) ** 2)
+
+
 def mean_estimation(clients, seed=0, dimension=8):
     rng = np.random.default_rng(seed)
     shards = [{"x": rng.normal(size=(64, dimension)) + rng.normal(size=dimension)} for _ in range(clients)]
-    problem = fs.Regularized(lambda w, e: 0.5 * jnp.sum((w - e["x"]) ** 2), fs.prox.L1(0.1))
-    return problem, fs.Federation.from_clients(shards)
+    return fs.Regularized(from_mean, fs.prox.L1(0.1)), fs.Federation.from_clients(shards)
 
 
 def floor(clients, steps, seeds=24, rounds=60):
@@ -237,7 +240,7 @@ def floor(clients, steps, seeds=24, rounds=60):
     return found[:, found.shape[1] // 2 :].mean(axis=1)
 
 
-@pytest.mark.parametrize("sizes", [[(n, 2) for n in (2, 4, 8, 16)], [(4, q) for q in (1, 2, 4, 8)]])
+@pytest.mark.parametrize("sizes", [[(n, 2) for n in (2, 4, 16)], [(4, q) for q in (1, 2, 8)]])
 def test_the_noise_falls_with_clients_and_with_local_steps(sizes):
     ends = np.log(np.stack([floor(*size) for size in sizes], axis=1))
     x = np.log([n * q for n, q in sizes])
@@ -251,7 +254,7 @@ def test_the_noise_falls_with_clients_and_with_local_steps(sizes):
 def test_under_the_pl_condition_convergence_is_linear_down_to_the_floor():
     problem, federation = mean_estimation(8)
     method = fs.FedNMap(0.02, 5, gamma=1.0)
-    options = {"params": np.full(8, 50.0), "batch_size": 1, "seeds": 4, "evaluate_every": 10}
+    options = {"params": np.full(8, 50.0), "batch_size": 1, "seeds": 4, "evaluate_every": 10, "stationarity": False}
     history = fs.run(problem, method, federation, rounds=150, **options).history
     full = fs.full_data(federation)
     centre = np.asarray(full["train"].mean(lambda e: e["x"]))

@@ -15,7 +15,7 @@ from references import squared_error
 
 
 def run(algorithm, problem=TASK.problem, rounds=12, **options):
-    given = {"params": START, "evaluate_every": rounds, "batch_size": "all", **options}
+    given = {"params": START, "evaluate_every": rounds, "batch_size": "all", "stationarity": False, **options}
     return fs.run(problem, algorithm, TASK.federation, rounds=rounds, **given)
 
 

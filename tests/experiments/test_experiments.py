@@ -3,6 +3,7 @@
 import dataclasses
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
@@ -35,7 +36,8 @@ def test_the_default_methods_improve_the_objective(name):
     experiment = get(name)
     setup = experiment.build()
     for method in experiment.methods:
-        result = experiment.run(method, setup, rounds=5, seeds=1)
+        shown = "stationarity" in experiment.panels
+        result = experiment.run(method, setup, rounds=5, seeds=1, stationarity=shown)
         history = result.history
         assert not result.diverged
         assert history.last("objective")[0] < 0.9 * history["objective"][0, 0]
@@ -67,14 +69,18 @@ def test_the_optimum_of_least_squares_is_one():
     parts = [setup.federation["train"].shard(i) for i in range(4)]
     best = optimum(parts)
     x = fs.Vector({"weight": np.asarray(best[None, :3]), "bias": np.asarray(best[3:])})
-    assert setup.problem.stationarity(x, full) < 1e-12
-    assert setup.problem.evaluate(x, full)["distance"] < 1e-12
+    stationarity, found = jax.jit(lambda x: (setup.problem.stationarity(x, full), setup.problem.evaluate(x, full)))(x)
+    assert stationarity < 1e-12
+    assert found["distance"] < 1e-12
 
 
 def test_scaffold_finds_the_optimum_where_fedavg_drifts():
     experiment = get("least_squares")
     setup = experiment.build()
-    end = {name: experiment.run(name, setup).history.last("distance")[0] for name in ("FedAvg", "Scaffold")}
+    end = {
+        name: experiment.run(name, setup, stationarity=False).history.last("distance")[0]
+        for name in ("FedAvg", "Scaffold")
+    }
     assert end["Scaffold"] < 1e-8
     assert end["FedAvg"] > 1e-2
 
@@ -83,7 +89,9 @@ def test_without_disagreement_fedavg_needs_no_correction():
     """Equal slopes and no noise worth the name: every client's minimum is the same, so there is nothing to drift to."""
     experiment = get("least_squares")
     ends = [
-        experiment.run("FedAvg", experiment.build(spread=spread), rounds=200).history.last("distance")[0]
+        experiment.run("FedAvg", experiment.build(spread=spread), rounds=200, stationarity=False).history.last(
+            "distance"
+        )[0]
         for spread in (0.0, 1.0)
     ]
     assert ends[0] < 0.1 * ends[1]
@@ -105,7 +113,7 @@ def test_a_centralised_reference_uses_as_many_examples():
     experiment = get("digits")
     setup = experiment.build(clients=5)
     ends = {
-        n: experiment.run(n, setup, rounds=1, seeds=1, cohort=3).history.last("samples")[0]
+        n: experiment.run(n, setup, rounds=1, seeds=1, cohort=3, stationarity=False).history.last("samples")[0]
         for n in ("CentralSGD", "FedAvg")
     }
     assert ends["CentralSGD"] == ends["FedAvg"] == 3 * 10 * experiment.batch_size

@@ -94,7 +94,7 @@ def test_the_gap_is_zero_and_stationary_at_the_optimum(constraint):
     x = fs.Vector(jnp.asarray(solve(data, 1.0, 0.01, 0.01).x))
     full = fs.full_data(setup.federation, dtype=np.float64)
     problem = setup.problem.bind(x, setup.federation)
-    found = problem.evaluate(x, full, problem.smooth(x, full))
+    found = jax.jit(lambda x: problem.evaluate(x, full, problem.smooth(x, full)))(x)
     assert abs(found["gap"]) < 1e-9
     assert found["stationarity"] < 1e-7
     r = np.asarray(setup.federation["train"].examples["r"]) @ np.asarray(x.tree)
@@ -155,7 +155,8 @@ def test_percent_and_decimals_are_one_path_with_steps_a_hundred_times_apart():
     for unit, scale in (("percent", 1.0), ("decimal", 0.01)):
         setup = build("synthetic", 2, eps=0.01 * scale**2, floor=0.01 * scale**2, unit=unit, days=3000)
         method = FedDRSCGD(step_size=1e-4 / scale, momentum=0.5, local_steps=2)
-        run = fs.run(setup.problem, method, setup.federation, rounds=3, batch_size=1, execution="vmap")
+        options = {"rounds": 3, "batch_size": 1, "execution": "vmap", "stationarity": False}
+        run = fs.run(setup.problem, method, setup.federation, **options)
         ends.append(run.history["gap"][0] / scale)
     assert ends[0][-1] < ends[0][0]
     np.testing.assert_allclose(*ends, rtol=1e-6)
@@ -169,13 +170,17 @@ def test_what_an_upload_holds_and_what_of_it_varies():
     assert numbers == {FedDRSCGD: 406, SMVR: 10_507, SCSC: 10_507, NLASG: 10_507}
     rng = np.random.default_rng(0)
     samples = []
-    for _ in range(4):
-        x, day, other = (jnp.asarray(rng.normal(size=100)) for _ in range(3))
+    first, second, third = setup.problem.levels
+
+    @jax.jit
+    def jacobians(x, day, other):
         day, other = {"r": day}, {"r": other}  # levels draw their own days; on one day the second slope would be zero
-        first, second, third = setup.problem.levels
         points = [x, first(x, day)]
         points.append(second(points[1], other))
-        entries = jax.jacrev(first)(x, day), jax.jacrev(second)(points[1], other), jax.jacrev(third)(points[2])
+        return jax.jacrev(first)(x, day), jax.jacrev(second)(points[1], other), jax.jacrev(third)(points[2])
+
+    for _ in range(4):
+        entries = jacobians(*(jnp.asarray(rng.normal(size=100)) for _ in range(3)))
         samples.append(np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(entries)]))
     assert samples[0].size == 10_304
     assert np.sum(np.ptp(samples, axis=0) > 0) == 202
@@ -245,6 +250,7 @@ def test_on_fat_tails_one_sample_for_value_and_slope_turns_the_direction_around(
     problem = risk_averse(eps=0.01, floor=0.01)
     step, rounds = 1e-9, 3000
     options = {"rounds": rounds, "batch_size": 1, "seeds": 16, "evaluate_every": rounds, "execution": "vmap"}
+    options["stationarity"] = False
     result = fs.run(problem, kind(step, 0.005, init_batch_size=1000), federation, params=np.ones(1), **options)
     direction = (1 - np.asarray(result.solutions.tree)[:, 0]) / (step * rounds)
     gradient = 0.1 / np.sqrt(0.11)

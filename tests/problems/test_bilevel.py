@@ -16,35 +16,38 @@ from fedstrata.experiments.fairness.data import federation as people
 from fedstrata.problems import newton
 from fedstrata.problems.bilevel import Bilevel
 from fedstrata.problems.fair import Fair
+from fedstrata.runtime.run import prepare
 from fedstrata.vector import Vector
 
 X = np.array([0.3, -0.8])
 
 
-def differences(problem, x, full, h=1e-5):
-    """∇h by central differences of the exactly solved problem."""
-    value = jax.jit(lambda x: problem.objective(Vector(x), full))
-    one = lambda e: (value(jnp.asarray(x + h * e)) - value(jnp.asarray(x - h * e))) / (2 * h)
-    return np.array([float(one(e)) for e in np.eye(x.size)])
+def differences(value, x, h=1e-5):
+    """∇h by central differences of the exactly solved problem's value."""
+    one = lambda e: (float(value(x + h * e)) - float(value(x - h * e))) / (2 * h)
+    return np.array([one(e) for e in np.eye(x.size)])
 
 
-def smooth(problem, full, x=X):
-    """Value and gradient as one program: operation by operation each would be compiled alone."""
-    return jax.jit(lambda x: problem.smooth(Vector(x), full))(jnp.asarray(x))
+def smooth(problem):
+    """Value and gradient, of x and all data, as one program: operation by operation each would be compiled alone."""
+    program = jax.jit(lambda x, full: problem.smooth(Vector(x), full))
+    return lambda x, full: program(jnp.asarray(x), full)
 
 
 def test_quadratic_in_closed_form():
     task = quadratic(clients=3)
     full = fs.full_data(task.federation)
     y = np.stack([task.solution(m, X) for m in range(3)])
-    solved = jax.jit(lambda x: task.problem.solved(Vector(x), full).y.tree)
-    assert np.allclose(solved(jnp.asarray(X)), y, atol=1e-9)
-    value, gradient = smooth(task.problem, full)
+    problem = task.problem
+    ask = jax.jit(lambda x: (problem.solved(x, full).y.tree, problem.objective(x, full), problem.smooth(x, full)))
+    solved, objective, (value, gradient) = ask(Vector(jnp.asarray(X)))
+    assert np.allclose(solved, y, atol=1e-9)
     squares = lambda at, rows: np.mean(np.sum((at - rows) ** 2, axis=1)) / 2
     mean = lambda m: squares(y[m], task.shards[m]["t"]) + squares(X, task.shards[m]["c"])
     assert float(value) == pytest.approx(np.mean([mean(m) for m in range(3)]), rel=1e-10)
+    assert float(objective) == pytest.approx(float(value), rel=1e-12)
     assert np.allclose(gradient.tree, task.gradient(X), atol=1e-9)
-    assert np.allclose(differences(task.problem, X, full), gradient.tree, atol=1e-6)
+    assert np.allclose(differences(lambda x: ask(Vector(jnp.asarray(x)))[1], X), gradient.tree, atol=1e-6)
 
 
 def test_global_lower_level_in_closed_form():
@@ -54,10 +57,10 @@ def test_global_lower_level_in_closed_form():
     mean = lambda name: np.mean([task.mean(m, name) for m in range(3)], axis=0)
     y = np.linalg.solve(mean("A"), mean("B") @ X + mean("b"))
     expected = X - mean("c") + mean("B").T @ np.linalg.solve(mean("A"), y - mean("t"))
-    _, gradient = smooth(task.problem, full)
-    assert np.allclose(gradient.tree, expected, atol=1e-9)
-    assert np.allclose(differences(task.problem, X, full), expected, atol=1e-6)
-    own = smooth(quadratic(clients=3).problem, full)[1]
+    at = smooth(task.problem)
+    assert np.allclose(at(X, full)[1].tree, expected, atol=1e-9)
+    assert np.allclose(differences(lambda x: at(x, full)[0], X), expected, atol=1e-6)
+    own = smooth(quadratic(clients=3).problem)(X, full)[1]
     assert not np.allclose(own.tree, expected, atol=1e-3)  # another objective
 
 
@@ -66,7 +69,8 @@ def test_weights_of_clients_by_size():
     small = {name: a[:2] for name, a in task.shards[0].items()}
     split = fs.Federation.from_clients([small, task.shards[1]])["train"]
     federation = fs.Federation({"train": split, "valid": split})
-    at = lambda full: smooth(task.problem, full)[1].tree
+    program = smooth(task.problem)
+    at = lambda full: program(X, full)[1].tree
     by_size, alike = at(fs.full_data(federation, "size")), at(fs.full_data(federation))
     one = lambda shard: at(
         fs.full_data(fs.Federation({"train": (s := fs.Federation.from_clients([shard])["train"]), "valid": s}))
@@ -79,10 +83,10 @@ def test_weights_of_clients_by_size():
 def test_conjugate_gradients_agree_with_the_factor(monkeypatch):
     task = quadratic(clients=3)
     full, x = fs.full_data(task.federation), Vector(jnp.asarray(X))
-    dense = task.problem.smooth(x, full)
+    dense = smooth(task.problem)(X, full)
     monkeypatch.setattr(newton, "DENSE", 0)
-    assert np.allclose(task.problem.smooth(x, full)[1].tree, dense[1].tree, atol=1e-8)
-    small, large = newton.extremes(*_lower_problems(task, x, full), products=2000)
+    assert np.allclose(smooth(task.problem)(X, full)[1].tree, dense[1].tree, atol=1e-8)
+    small, large = jax.jit(lambda x: newton.extremes(*_lower_problems(task, x, full), products=2000))(x)
     exact = [np.linalg.eigvalsh(task.mean(m, "A"))[[0, -1]] for m in range(3)]
     assert np.allclose(np.stack([small, large], axis=1), exact, rtol=1e-3)
 
@@ -117,9 +121,10 @@ def test_group_weights_have_the_hypergradient_of_finite_differences(link):
     problem, data = logistic(link)
     full = fs.full_data(data)
     x = np.array([0.4, 1.2, 0.7])
-    _, gradient = smooth(problem, full, x)
-    assert np.abs(gradient.tree).max() > 1e-4
-    assert np.allclose(differences(problem, x, full), gradient.tree, atol=1e-6)
+    at = smooth(problem)
+    gradient = at(x, full)[1].tree
+    assert np.abs(gradient).max() > 1e-4
+    assert np.allclose(differences(lambda x: at(x, full)[0], x), gradient, atol=1e-6)
     weights = 1 / (1 + np.exp(-x)) if link == "sigmoid" else x
     assert np.allclose(problem.weights(Vector(jnp.asarray(x))), weights)
 
@@ -129,7 +134,7 @@ def test_lower_solution_of_group_weights_is_the_weighted_minimum():
     linear_model = pytest.importorskip("sklearn.linear_model")
     problem, data = logistic("literal")
     x = np.array([0.5, 2.0, 1.5])
-    y = problem.solved(Vector(jnp.asarray(x)), fs.full_data(data)).y.tree
+    y = jax.jit(lambda x: problem.solved(Vector(x), fs.full_data(data)).y.tree)(jnp.asarray(x))
     shard = data["train"].shard(1)
     n = len(shard["y"])
     # The l2 term covers the bias too, so it becomes a column, and C weighs the sum of losses against it.
@@ -150,15 +155,19 @@ def test_negative_literal_weights_stop_the_run_and_say_why():
             rounds=20,
             params=jnp.array([0.1, 0.1, 0.1]),  # the largest group wants less still
             batch_size="all",
+            evaluate=[],
             progress=False,
             stationarity=False,
         )
     assert np.all(np.isfinite(result.solution()))  # the last good state
 
 
+QUICK = {"batch_size": "all", "evaluate": [], "progress": False, "stationarity": False}
+
+
 def test_box_keeps_weights_inside():
     problem, data = logistic("box", low=0.2, high=3.0)
-    result = fs.run(problem, FedBiO(100.0, 0.5), data, rounds=10, batch_size="all", progress=False, stationarity=False)
+    result = fs.run(problem, FedBiO(100.0, 0.5), data, rounds=10, **QUICK)
     found = np.asarray(result.solution())
     assert found.min() >= 0.2
     assert found.max() <= 3.0
@@ -174,7 +183,7 @@ def test_missing_groups_are_named():
     with pytest.raises(ValueError, match="client 1 has no example of group 2 in split 'train'"):
         fs.run(problem, FedBiO(0.1, 0.5), less, rounds=1, progress=False)
     allowed, _ = logistic("sigmoid", allow_missing=True)
-    fs.run(allowed, FedBiO(0.1, 0.5), less, rounds=1, batch_size="all", progress=False, stationarity=False)
+    fs.run(allowed, FedBiO(0.1, 0.5), less, rounds=1, **QUICK)
 
 
 # Refusals.
@@ -211,18 +220,12 @@ def test_a_hessian_that_turns_indefinite_in_the_run_is_explained():
 def test_too_long_steps_of_estimators_are_refused(estimator):
     task = quadratic(clients=3)
     largest = max(np.linalg.eigvalsh(task.mean(m, "A"))[-1] for m in range(3))
-    run = lambda step: fs.run(
-        task.problem,
-        FedBiO(0.01, 0.1, 1, estimator(step, 3)),
-        task.federation,
-        rounds=1,
-        params=jnp.zeros(2),
-        progress=False,
-        stationarity=False,
+    start = lambda step: prepare(
+        task.problem, FedBiO(0.01, 0.1, 1, estimator(step, 3)), task.federation, rounds=1, params=jnp.zeros(2)
     )
-    run(1.99 / largest)
+    start(1.99 / largest)
     with pytest.raises(ValueError, match="must be below 2/L"):
-        run(2.01 / largest)
+        start(2.01 / largest)
 
 
 def test_empty_validation_is_named():
@@ -264,7 +267,7 @@ def test_other_splits_are_measured_at_the_exact_solution():
     task = quadratic(clients=2, metrics={"size": lambda x, y, e: jnp.sum(y**2)})
     federation = fs.Federation({**task.federation.splits, "test": task.federation["train"]})
     x = Vector(jnp.asarray(X))
-    found = task.problem.evaluate(x, fs.full_data(federation))
+    found = jax.jit(lambda x: task.problem.evaluate(x, fs.full_data(federation)))(x)
     y = np.stack([task.solution(m, X) for m in range(2)])
     assert float(found["size"]) == pytest.approx(np.mean(np.sum(y**2, axis=1)), rel=1e-9)
     assert float(found["test/loss"]) == pytest.approx(float(found["objective"]), rel=1e-12)
@@ -279,9 +282,9 @@ def test_means_by_client_are_the_same_in_windows_and_row_by_row(chunk):
     function = lambda y, e: {"p": jnp.tanh(e["a"] @ y), "v": e["a"] * y}
     expected = [np.tanh(s["a"] @ y[i]).mean() for i, s in enumerate(shards)]
     for way in (rows, dataclasses.replace(rows, start=None)):
-        found = way.client_means(function, y)
+        means = lambda y, way=way: way.client_means(function, y)
+        found, slope = jax.jit(lambda y, means=means: (means(y), jax.grad(lambda y: jnp.sum(means(y)["p"]))(y)))(y)
         assert np.allclose(found["p"], expected, atol=1e-12)
         assert np.allclose(found["v"], [s["a"].mean(axis=0) * y[i] for i, s in enumerate(shards)], atol=1e-12)
-        slope = jax.grad(lambda y, way=way: jnp.sum(way.client_means(function, y)["p"]))(y)
         by_hand = [((1 - np.tanh(s["a"] @ y[i]) ** 2) @ s["a"]) / len(s["a"]) for i, s in enumerate(shards)]
         assert np.allclose(slope, by_hand, atol=1e-12)

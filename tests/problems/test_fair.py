@@ -69,6 +69,11 @@ def oracle(client=0, problem=PROBLEM, batch_size="all", federation=FEDERATION):
     return problem.oracle(shard, jax.random.key(3), batch_size, client=client)
 
 
+def ask(*questions, x=X):
+    """What these functions of x say, as one program: operation by operation each of them would be compiled alone."""
+    return jax.jit(lambda x: [question(x) for question in questions])(x)
+
+
 def close(a, b, rtol=1e-12):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=rtol, atol=1e-14), a, b)
 
@@ -120,13 +125,17 @@ def test_groups_in_which_a_rate_has_no_meaning_are_left_out():
     guess = np.array([1, 0, 1, 1, 0, 0])
     label = np.array([1, 1, 0, 0, 1, 1])  # group 1 has no positives; group 3 no examples
     group = np.array([0, 0, 1, 1, 2, 2])
-    assert fairness.equal_opportunity(guess, label, group, 4) == 0.5  # 1/2 and 0, not 0 of group 1 or 3
-    assert fairness.equalized_odds(guess, label, group, 4) == 0.5  # only group 1 has negatives, so no gap there
-    assert fairness.demographic_parity(guess, label, group, 4) == 1.0
-    assert fairness.worst_group_accuracy(guess, label, group, 4) == 0.0
-    assert fairness.equal_opportunity(guess[:4], label[:4], group[:4], 4) == 0  # one group with positives
-    assert fairness.equal_opportunity(guess, np.zeros(6, int), group) == 0
-    assert np.isnan(fairness.worst_group_accuracy(np.zeros(0, int), np.zeros(0, int), np.zeros(0, int), 2))
+    all_of = lambda *given: jax.jit(lambda: [getattr(fairness, name)(*given) for name in MEASURES])()
+    of = lambda *given: dict(zip(MEASURES, all_of(*given), strict=True))
+    found = of(guess, label, group, 4)
+    assert found["equal_opportunity"] == 0.5  # 1/2 and 0, not 0 of group 1 or 3
+    assert found["equalized_odds"] == 0.5  # only group 1 has negatives, so no gap there
+    assert found["demographic_parity"] == 1.0
+    assert found["worst_group_accuracy"] == 0.0
+    assert of(guess[:4], label[:4], group[:4], 4)["equal_opportunity"] == 0  # one group with positives
+    assert of(guess, np.zeros(6, int), group)["equal_opportunity"] == 0
+    nobody = np.zeros(0, int)
+    assert np.isnan(of(nobody, nobody, nobody, 2)["worst_group_accuracy"])
 
 
 def test_measures_compile_and_batch():
@@ -158,40 +167,46 @@ def test_measures_refuse_other_numbers(change, message):
 
 
 def test_without_weights_it_is_the_average_problem():
-    plain = fs.Average(LOSS)
-    close(PROBLEM.objective(X, FULL), plain.objective(X, FULL))
-    close(PROBLEM.gradient(X, FULL).tree, plain.gradient(X, FULL).tree)
-    assert PROBLEM.evaluate(X, FULL)["accuracy"] == plain.evaluate(X, FULL)["accuracy"]
+    of = lambda problem: lambda x: (problem.objective(x, FULL), problem.gradient(x, FULL), problem.evaluate(x, FULL))
+    (objective, gradient, found), plain = ask(of(PROBLEM), of(fs.Average(LOSS)))
+    close(objective, plain[0])
+    close(gradient.tree, plain[1].tree)
+    assert found["accuracy"] == plain[2]["accuracy"]
 
 
 def test_weights_act_on_the_loss_and_not_on_its_l2_term():
     problem = PROBLEM.weighted(WEIGHTS)
     clients = [np.mean(WEIGHTS[s["group"]] * logloss(s)) for s in SHARDS]
-    close(problem.objective(X, FULL), np.mean(clients) + penalty())
-    by_size = np.mean(WEIGHTS[POOLED["group"]] * logloss(POOLED)) + penalty()
-    close(problem.objective(X, fs.full_data(FEDERATION, "size")), by_size)
+    objective, sized, gradient, found, test, vector = ask(
+        lambda x: problem.objective(x, FULL),
+        lambda x: problem.objective(x, fs.full_data(FEDERATION, "size")),
+        lambda x: problem.gradient(x, FULL),
+        lambda x: problem.evaluate_clients(x, FULL["train"]),
+        lambda x: problem.evaluate_split(x, FULL, "test"),
+        lambda x: PROBLEM.weighted(Vector(jnp.asarray(WEIGHTS))).objective(x, FULL),
+    )
+    close(objective, np.mean(clients) + penalty())
+    close(sized, np.mean(WEIGHTS[POOLED["group"]] * logloss(POOLED)) + penalty())
     slopes = [slope(s, WEIGHTS[s["group"]]) for s in SHARDS]
     wanted = jax.tree.map(lambda *g: np.mean(g[:3], axis=0) + L2 * g[3], *slopes, PARAMS)
-    close(problem.gradient(X, FULL).tree, wanted)
-    found = problem.evaluate_clients(X, FULL["train"])
+    close(gradient.tree, wanted)
     close(found["objective"], np.array(clients) + penalty())
     assert "accuracy" in found
     wanted = np.mean(WEIGHTS[TEST["group"]] * logloss(TEST)) + penalty()
-    close(problem.evaluate_split(X, FULL, "test")["loss"], wanted)
-    close(PROBLEM.weighted(Vector(jnp.asarray(WEIGHTS))).objective(X, FULL), problem.objective(X, FULL))
+    close(test["loss"], wanted)
+    close(vector, objective)
 
 
 def test_measures_are_of_all_rows_alike_and_not_by_client():
     guess = (logits(POOLED) > 0).astype(int)
     wanted = by_hand(guess, POOLED["y"], POOLED["group"])
-    found = PROBLEM.evaluate(X, FULL)
+    found, test = ask(lambda x: PROBLEM.evaluate(x, FULL), lambda x: PROBLEM.evaluate_split(x, FULL, "test"))
     close([found[c] for c in COLUMNS], list(wanted))
     assert min(wanted) > 0
     losses = [logloss(POOLED)[POOLED["group"] == k].mean() for k in range(K)]
     close(found["worst_group_loss"], max(losses))
     guess = (logits(TEST) > 0).astype(int)
-    found = PROBLEM.evaluate_split(X, FULL, "test")
-    close([found[c] for c in COLUMNS], list(by_hand(guess, TEST["y"], TEST["group"])))
+    close([test[c] for c in COLUMNS], list(by_hand(guess, TEST["y"], TEST["group"])))
 
 
 def test_a_run_records_them_for_every_split():
@@ -205,14 +220,13 @@ def test_a_run_records_them_for_every_split():
 
 
 def test_a_loss_without_decisions_has_group_losses_only():
-    for loss in (lambda w, e: 0.5 * (w @ e["x"] - 1.0) ** 2, fs.losses.Regression(lambda w, x: w @ x)):
-        problem = Fair(loss, groups=K)
-        found = problem.evaluate(Vector(jnp.ones(D)), FULL)
+    losses = (lambda w, e: 0.5 * (w @ e["x"] - 1.0) ** 2, fs.losses.Regression(lambda w, x: w @ x))
+    of = lambda loss: lambda x: Fair(loss, groups=K).evaluate(x, FULL)
+    for found in (both := ask(*map(of, losses), x=Vector(jnp.ones(D)))):
         assert "worst_group_loss" in found
         assert not {*COLUMNS} & {*found}
     values = 0.5 * (POOLED["x"].sum(axis=1) - 1.0) ** 2
-    found = Fair(lambda w, e: 0.5 * (w @ e["x"] - 1.0) ** 2, groups=K).evaluate(Vector(jnp.ones(D)), FULL)
-    close(found["worst_group_loss"], max(values[POOLED["group"] == k].mean() for k in range(K)))
+    close(both[0]["worst_group_loss"], max(values[POOLED["group"] == k].mean() for k in range(K)))
     with pytest.raises(TypeError, match="no decisions to compare"):
         oracle(problem=Fair(LOSS.data_loss, groups=K)).disparity(X)
 
@@ -220,26 +234,41 @@ def test_a_loss_without_decisions_has_group_losses_only():
 # The oracle.
 
 
+@jax.jit
+def answers(client):
+    """What the oracle of a client says, one program for all clients."""
+    asked, weights = oracle(client), Vector(jnp.asarray(WEIGHTS))
+    assert isinstance(asked, FairOracle)
+    return {
+        "value": asked.value(X),
+        "weighted value": asked.weighted_value(X, weights),
+        "weighted gradient": asked.weighted_grad(X, weights),
+        "gradient of the weighted": oracle(client, PROBLEM.weighted(WEIGHTS)).grad(X),
+        "group sums": asked.group_sums(X),
+        "count": asked.count(),
+    }
+
+
 @pytest.mark.parametrize("client", range(3))
 def test_the_oracle_is_exact_on_a_whole_shard(client):
-    data, ask = SHARDS[client], oracle(client)
-    assert isinstance(ask, FairOracle)
+    data, found = SHARDS[client], answers(client)
     w = WEIGHTS[data["group"]]
-    close(ask.value(X), logloss(data).mean() + penalty())
-    close(ask.weighted_value(X, Vector(jnp.asarray(WEIGHTS))), np.mean(w * logloss(data)) + penalty())
+    close(found["value"], logloss(data).mean() + penalty())
+    close(found["weighted value"], np.mean(w * logloss(data)) + penalty())
     wanted = jax.tree.map(lambda g, p: g + L2 * p, slope(data, w), PARAMS)
-    close(ask.weighted_grad(X, Vector(jnp.asarray(WEIGHTS))).tree, wanted)
-    close(oracle(client, PROBLEM.weighted(WEIGHTS)).grad(X).tree, wanted)
-    sums, counts = ask.group_sums(X)
+    close(found["weighted gradient"].tree, wanted)
+    close(found["gradient of the weighted"].tree, wanted)
+    sums, counts = found["group sums"]
     close(counts.tree, np.bincount(data["group"], minlength=K).astype(float))
     close(sums.tree, np.bincount(data["group"], logloss(data), minlength=K))
-    assert ask.count() == len(data["y"])
+    assert found["count"] == len(data["y"])
 
 
 def test_all_examples_can_be_asked_for_from_a_small_sample():
-    ask = oracle(0, batch_size=5)
-    assert ask.group_sums(X)[1].sum() == 5
-    close(ask.fresh(0, "all").group_sums(X)[0].tree, oracle(0).group_sums(X)[0].tree)
+    few = oracle(0, batch_size=5)
+    sums, whole = ask(lambda x: few.group_sums(x), lambda x: few.fresh(0, "all").group_sums(x))
+    assert np.sum(sums[1].tree) == 5
+    close(whole[0].tree, answers(0)["group sums"][0].tree)
 
 
 def soft_gap(data, sharpness, params=PARAMS):
@@ -249,14 +278,19 @@ def soft_gap(data, sharpness, params=PARAMS):
     return np.ptp(means) if len(means) > 1 else 0.0
 
 
+@jax.jit
+def disparity(client, sharpness):
+    asked = oracle(client)
+    return asked.disparity(X, sharpness), asked.disparity_grad(X, sharpness).tree
+
+
 @pytest.mark.parametrize("sharpness", [1.0, 10.0])
 @pytest.mark.parametrize("client", range(3))
 def test_the_disparity_is_the_gap_of_group_means(client, sharpness):
-    ask = oracle(client)
+    value, gradient = disparity(client, sharpness)
     wanted = soft_gap(SHARDS[client], sharpness)
-    close(ask.disparity(X, sharpness), wanted)
+    close(value, wanted)
     assert wanted > 0
-    gradient = ask.disparity_grad(X, sharpness).tree
     for name, leaf in PARAMS.items():
         for index in np.ndindex(leaf.shape):
             ends = []
@@ -271,9 +305,10 @@ def test_the_disparity_is_the_gap_of_group_means(client, sharpness):
 def test_groups_without_positives_are_left_out_of_the_disparity(groups_with_positives):
     data = {**SHARDS[0], "y": (SHARDS[0]["group"] < groups_with_positives).astype(np.int32)}
     federation = fs.Federation.from_clients([data])
-    ask = oracle(federation=federation)
-    close(ask.disparity(X), soft_gap(data, 1.0))
-    gradient = np.concatenate([np.ravel(g) for g in jax.tree.leaves(ask.disparity_grad(X))])
+    asked = oracle(federation=federation)
+    value, slopes = ask(lambda x: asked.disparity(x), lambda x: asked.disparity_grad(x))
+    close(value, soft_gap(data, 1.0))
+    gradient = np.concatenate([np.ravel(g) for g in jax.tree.leaves(slopes)])
     assert np.isfinite(gradient).all()
     assert (np.abs(gradient).max() > 0) == (groups_with_positives == 2)
 
@@ -306,8 +341,8 @@ def test_a_function_can_say_the_group():
     column = POOLED["x"][:, 0] > 0
     assert own.groups == 2
     check(own)
-    found = own.evaluate(X, FULL)["worst_group_loss"]
-    close(found, max(logloss(POOLED)[column == k].mean() for k in (False, True)))
+    (found,) = ask(lambda x: own.evaluate(x, FULL))
+    close(found["worst_group_loss"], max(logloss(POOLED)[column == k].mean() for k in (False, True)))
 
 
 def test_bad_columns_are_refused():

@@ -126,7 +126,7 @@ def test_l2_adds_half_the_squared_norm(kind, dtype):
     example = {"x": jnp.ones(5, dtype), "y": jnp.int32(1)}
     squares = sum(float(np.sum(np.square(leaf))) for leaf in jax.tree.leaves(params))
     for l2 in (0.3, jnp.float32(0.3)):  # a number, or an array made of it by a sweep
-        difference = kind(model, l2=l2)(params, example) - kind(model)(params, example)
+        difference = jax.jit(lambda p, e, l2=l2: kind(model, l2=l2)(p, e) - kind(model)(p, e))(params, example)
         assert difference.dtype == dtype
         assert float(difference) == pytest.approx(0.15 * squares, rel=1e-5)
     only_l2 = kind(lambda p, x: 0 * p[:1], l2=0.5)

@@ -89,6 +89,11 @@ def vector(tree):
     return fs.Vector(jax.tree.map(jnp.asarray, tree))
 
 
+def ask(x, *questions):
+    """What these functions of x say, as one program: operation by operation each of them would be compiled alone."""
+    return jax.jit(lambda x: [question(x) for question in questions])(vector(x))
+
+
 def close(ours, theirs, rtol=1e-10):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=rtol, atol=1e-12), ours, theirs)
 
@@ -126,24 +131,30 @@ def test_values_objective_and_gradient_equal_a_loop(inner, weights, chunk):
     full = fs.full_data(fs.Federation.from_clients(data), weights)
     full = {name: dataclasses.replace(r, chunk=chunk) for name, r in full.items()}
     values, objective = by_hand(inner, X, [data] * 4, p)
-    found = problem.values(vector(X), full)
+    found, value, gradient, stationarity = ask(
+        X,
+        lambda x: problem.values(x, full),
+        lambda x: problem.objective(x, full),
+        lambda x: problem.gradient(x, full),
+        lambda x: problem.stationarity(x, full),
+    )
     assert len(found) == 5
     for ours, theirs in zip(found, values, strict=True):
         close(ours.tree, theirs)
-    assert float(problem.objective(vector(X), full)) == pytest.approx(objective, rel=1e-12)
+    assert float(value) == pytest.approx(objective, rel=1e-12)
     numeric = slopes(lambda x: by_hand(inner, x, [data] * 4, p)[1], X)[0]
-    np.testing.assert_allclose(flatten(problem.gradient(vector(X), full).tree), numeric, rtol=1e-6, atol=1e-8)
-    stationarity = float(problem.stationarity(vector(X), full))
-    assert stationarity == pytest.approx(np.linalg.norm(numeric), rel=1e-6)
+    np.testing.assert_allclose(flatten(gradient.tree), numeric, rtol=1e-6, atol=1e-8)
+    assert float(stationarity) == pytest.approx(np.linalg.norm(numeric), rel=1e-6)
 
 
 def test_couplings_differ_where_clients_do():
-    at = lambda data, inner: float(
-        Nested(LEVELS, inner).objective(vector(X), fs.full_data(fs.Federation.from_clients(data)))
-    )
-    different, alike = shards(), shards((4, 4, 4), alike=True)
-    assert abs(at(different, "global") - at(different, "client")) > 0.1
-    assert at(alike, "global") == pytest.approx(at(alike, "client"), rel=1e-12)
+    full = lambda data: fs.full_data(fs.Federation.from_clients(data))
+    at = lambda full, inner: lambda x: Nested(LEVELS, inner).objective(x, full)
+    different, alike = full(shards()), full(shards((4, 4, 4), alike=True))
+    found = map(float, ask(X, *(at(data, inner) for data in (different, alike) for inner in INNERS)))
+    together, apart, same, again = found
+    assert abs(together - apart) > 0.1
+    assert same == pytest.approx(again, rel=1e-12)
 
 
 @pytest.mark.parametrize("inner", INNERS)
@@ -156,7 +167,7 @@ def test_each_level_may_draw_from_its_own_split(inner, splits):
     assert problem.level_streams == ("level1", "level2", "level4")
     full = fs.full_data(federation)
     expected = by_hand(inner, X, [data[s] for s in splits], np.full(3, 1 / 3))[1]
-    assert float(problem.objective(vector(X), full)) == pytest.approx(expected, rel=1e-12)
+    assert float(ask(X, lambda x: problem.objective(x, full))[0]) == pytest.approx(expected, rel=1e-12)
     hash(jax.tree.structure(problem.bind(vector(X), federation)))  # or no program could be compiled with it
 
 
@@ -169,8 +180,8 @@ def test_metrics_are_measured_at_their_level(inner, at):
     values = by_hand(inner, X, [data] * 4, np.full(3, 1 / 3))[0][at]
     own = lambda i: jax.tree.map(lambda a: a[i], values) if inner == "client" else values
     each = [np.mean([measure_of[at](own(i), e) for e in rows(data[i])]) for i in range(3)]
-    assert float(problem.evaluate(vector(X), full)["gap"]) == pytest.approx(np.mean(each), rel=1e-12)
-    clients = problem.evaluate_clients(vector(X), full["train"])
+    found, clients = ask(X, lambda x: problem.evaluate(x, full), lambda x: problem.evaluate_clients(x, full["train"]))
+    assert float(found["gap"]) == pytest.approx(np.mean(each), rel=1e-12)
     if at == 0:
         np.testing.assert_allclose(clients["gap"], each, rtol=1e-12)
     assert ("objective" in clients) == (inner == "client")
@@ -187,9 +198,12 @@ def test_a_client_without_examples_in_a_split_does_not_count_there():
     federation = fs.Federation.from_clients(train).with_split("test", {"v": np.array([2.0, 6.0])}, np.array([1, 1]))
     problem = Nested([lambda x, e: x * e["v"], jnp.log], "client", metrics={"v": lambda x, e: e["v"]})
     full = fs.full_data(federation)
-    found = problem.evaluate_split(vector(np.array(1.5)), full, "test")
+    found, clients = ask(
+        np.array(1.5),
+        lambda x: problem.evaluate_split(x, full, "test"),
+        lambda x: problem.evaluate_clients(x, full["test"]),
+    )
     assert float(found["loss"]) == pytest.approx(np.log(1.5 * 4), rel=1e-12)
-    clients = problem.evaluate_clients(vector(np.array(1.5)), full["test"])
     assert float(clients["objective"][1]) == pytest.approx(np.log(1.5 * 4), rel=1e-12)
     assert np.isnan(clients["objective"][0])  # as for metrics
     assert np.isnan(clients["v"][0])
@@ -207,16 +221,25 @@ def test_stationarity_is_zero_at_a_constrained_optimum():
     )
     full = fs.full_data(fs.Federation.from_clients([{"A": A[[0]]}, {"A": A[[1]]}]))
     optimum = np.array([0.7, 0.3, 0.0])
-    found = problem.evaluate(vector(optimum), full, problem.smooth(vector(optimum), full))
+    free = dataclasses.replace(problem, regularizer=fs.prox.Zero())
+    found, gradient = ask(
+        optimum, lambda x: problem.evaluate(x, full, problem.smooth(x, full)), lambda x: problem.gradient(x, full)
+    )
     assert float(found["stationarity"]) < 1e-14
     assert float(found["subdifferential_distance"]) < 1e-14
     assert float(found["objective"]) == pytest.approx(0.5 * (0.04 + 0.04 + 1.0), rel=1e-12)
-    assert float(problem.gradient(vector(optimum), full).norm()) > 1
-    assert float(problem.stationarity(vector(np.array([0.6, 0.4, 0.0])), full)) > 0.1
-    assert float(problem.objective(vector(c), full)) == np.inf
-    free = dataclasses.replace(problem, regularizer=fs.prox.Zero())
-    assert set(free.evaluate(vector(c), full, free.smooth(vector(c), full))) == {"objective", "stationarity"}
-    assert float(free.stationarity(vector(c), full)) < 1e-14
+    assert np.linalg.norm(gradient.tree) > 1
+    (beside,) = ask(np.array([0.6, 0.4, 0.0]), lambda x: problem.stationarity(x, full))
+    assert float(beside) > 0.1
+    outside, found, nothing = ask(
+        c,
+        lambda x: problem.objective(x, full),
+        lambda x: free.evaluate(x, full, free.smooth(x, full)),
+        lambda x: free.stationarity(x, full),
+    )
+    assert float(outside) == np.inf
+    assert set(found) == {"objective", "stationarity"}
+    assert float(nothing) < 1e-14
 
 
 # Through samples.
@@ -257,23 +280,31 @@ def test_values_products_and_jacobians_of_a_sample(k, separate):
     seen = jax.tree.map(lambda a: a[index], data[1])
     value = lambda at: level_mean(level, at, seen)
     assert oracle.levels == 4
-    close(oracle.value(k, vector(y), separate).tree, value(y))
     dense = slopes(value, y)
-    jacobian = oracle.jacobian(k, vector(y), separate)
-    assert isinstance(jacobian, Jacobian)
-    assert jacobian.size == dense.size
     rng = np.random.default_rng(k)
     into = jax.tree.map(lambda a: rng.normal(size=np.shape(a)), y)
     out = jax.tree.map(lambda a: rng.normal(size=np.shape(a)), value(y))
     near = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-8)
-    near(flatten(jacobian.push(vector(into)).tree), dense @ flatten(into))
-    near(flatten(jacobian.pull(vector(out)).tree), dense.T @ flatten(out))
-    assert jax.tree.structure(jacobian.pull(vector(out)).tree) == jax.tree.structure(y)
-    close(oracle.pull(k, vector(y), vector(out), separate).tree, jacobian.pull(vector(out)).tree)
-    mixed = (jacobian - 3 * jacobian) / 2  # arithmetic keeps it a Jacobian
-    close(mixed.pull(vector(out)).tree, (-1 * jacobian.pull(vector(out))).tree)
-    if k == 4:
-        near(flatten(oracle.pull(k, vector(y), separate=separate).tree), dense[0])
+    out_v, into_v = vector(out), vector(into)
+
+    def questions(x):
+        jacobian = oracle.jacobian(k, x, separate)
+        mixed = (jacobian - 3 * jacobian) / 2  # arithmetic keeps it a Jacobian
+        pulled = jacobian.pull(out_v), oracle.pull(k, x, out_v, separate), mixed.pull(out_v)
+        last = oracle.pull(k, x, separate=separate) if k == 4 else None
+        return oracle.value(k, x, separate), jacobian, jacobian.push(into_v), pulled, last
+
+    found, jacobian, pushed, (pulled, at_once, mixed), last = ask(y, questions)[0]
+    close(found.tree, value(y))
+    assert isinstance(jacobian, Jacobian)
+    assert jacobian.size == dense.size
+    near(flatten(pushed.tree), dense @ flatten(into))
+    near(flatten(pulled.tree), dense.T @ flatten(out))
+    assert jax.tree.structure(pulled.tree) == jax.tree.structure(y)
+    close(at_once.tree, pulled.tree)
+    close(mixed.tree, jax.tree.map(np.negative, pulled.tree))
+    if last is not None:
+        near(flatten(last.tree), dense[0])
 
 
 def test_zeros_have_the_shapes_of_levels_and_jacobians():
@@ -286,12 +317,15 @@ def test_zeros_have_the_shapes_of_levels_and_jacobians():
     assert problem.clients == 3
     oracle = oracle_of(data, 0, {name: [0] for name in DRAWS})
     for k in range(1, 5):
-        found, zero = oracle.jacobian(k, vector(INPUTS[k - 1])), problem.zero_jacobian(k)
+        zero = problem.zero_jacobian(k)
+        jacobian = lambda y, k=k: oracle.jacobian(k, y)
+        nothing = lambda y, at=jacobian, zero=zero: (at(y) + zero - at(y)).norm()
+        found, rest, value = ask(INPUTS[k - 1], jacobian, nothing, lambda y, k=k: oracle.value(k, y))
         shape = lambda tree: jax.tree.map(jnp.shape, tree)
         assert shape(found) == shape(zero)
         assert jax.tree.structure(found) == jax.tree.structure(zero)
-        assert float((found + zero - found).norm()) == 0
-        assert shape(problem.zeros(k).tree) == shape(oracle.value(k, vector(INPUTS[k - 1])).tree)
+        assert float(rest) == 0
+        assert shape(problem.zeros(k).tree) == shape(value.tree)
 
 
 # Refusals, before anything compiles.
@@ -394,9 +428,15 @@ def test_maml_is_the_loss_after_adaptation(steps):
     problem = maml(squared, eta, steps, metrics={"squared": squared})
     full = fs.full_data(fs.Federation.from_clients(data))
     assert len(problem.levels) == steps + 1
-    assert float(problem.objective(vector(w), full)) == pytest.approx(total, rel=1e-12)
-    assert float(problem.evaluate(vector(w), full)["squared"]) == pytest.approx(total, rel=1e-12)
-    np.testing.assert_allclose(problem.evaluate_clients(vector(w), full["train"])["objective"], each, rtol=1e-12)
+    objective, found, clients = ask(
+        w,
+        lambda w: problem.objective(w, full),
+        lambda w: problem.evaluate(w, full),
+        lambda w: problem.evaluate_clients(w, full["train"]),
+    )
+    assert float(objective) == pytest.approx(total, rel=1e-12)
+    assert float(found["squared"]) == pytest.approx(total, rel=1e-12)
+    np.testing.assert_allclose(clients["objective"], each, rtol=1e-12)
 
 
 @pytest.mark.parametrize("weights", ["uniform", "size"])
@@ -408,8 +448,8 @@ def test_robust_learning_is_dominated_by_the_worst_client(weights):
     for temperature in (0.5, 5.0):
         problem = robust(squared, temperature)
         expected = float(p @ np.exp(losses / temperature))
-        assert float(problem.objective(vector(w), full)) == pytest.approx(expected, rel=1e-12)
-        found = problem.evaluate(vector(w), full)
+        objective, found = ask(w, lambda w, p=problem: p.objective(w, full), lambda w, p=problem: p.evaluate(w, full))
+        assert float(objective) == pytest.approx(expected, rel=1e-12)
         assert float(found["objective"]) == pytest.approx(expected, rel=1e-12)
         assert float(found["mean_loss"]) == pytest.approx(float(p @ losses), rel=1e-12)
 
@@ -419,10 +459,13 @@ def test_robust_learning_with_a_regulariser_reports_loss_and_regulariser_apart()
     data, w = regression(), np.array([0.3, -0.4])
     problem = robust(squared, regularizer=fs.prox.L1(0.1))
     full = fs.full_data(fs.Federation.from_clients(data))
-    found = problem.evaluate(vector(w), full, problem.smooth(vector(w), full))
+    found, plain = ask(
+        w,
+        lambda w: problem.evaluate(w, full, problem.smooth(w, full)),
+        lambda w: robust(squared).objective(w, full),
+    )
     assert float(found["regularizer"]) == pytest.approx(0.07, rel=1e-12)
-    plain = float(robust(squared).objective(vector(w), full))
-    assert float(found["objective"]) == pytest.approx(plain + 0.07, rel=1e-12)
+    assert float(found["objective"]) == pytest.approx(float(plain) + 0.07, rel=1e-12)
 
 
 def test_the_risk_averse_portfolio_is_that_of_the_pooled_returns():
@@ -431,31 +474,37 @@ def test_the_risk_averse_portfolio_is_that_of_the_pooled_returns():
     full = fs.full_data(fs.Federation.from_clients([{"r": part} for part in np.split(R, 3)]))
     expected = risk * np.sqrt(np.var(R @ x) + eps) - np.mean(R @ x)
     problem = risk_averse(risk, eps)
-    assert float(problem.objective(vector(x), full)) == pytest.approx(expected, rel=1e-12)
+    objective, slope, unguarded = ask(
+        x,
+        lambda x: problem.objective(x, full),
+        lambda x: problem.gradient(x, full),
+        lambda x: risk_averse(risk).objective(x, full),
+    )
+    assert float(objective) == pytest.approx(expected, rel=1e-12)
     S = np.cov(R.T, bias=True)
     gradient = risk * S @ x / np.sqrt(x @ S @ x + eps) - R.mean(0)
-    np.testing.assert_allclose(problem.gradient(vector(x), full).tree, gradient, rtol=1e-10)
-    unguarded = float(risk_averse(risk).objective(vector(x), full))
-    assert unguarded == pytest.approx(risk * np.sqrt(np.var(R @ x)) - np.mean(R @ x), rel=1e-12)
+    np.testing.assert_allclose(slope.tree, gradient, rtol=1e-10)
+    assert float(unguarded) == pytest.approx(risk * np.sqrt(np.var(R @ x)) - np.mean(R @ x), rel=1e-12)
 
 
 def test_guards_of_the_root():
     """At x = 0 the variance vanishes: a guarded root has a gradient there, the mean's, and the plain one has not."""
     R = np.random.default_rng(1).normal(size=(8, 3))
     full = fs.full_data(fs.Federation.from_clients([{"r": R}]))
-    zero = vector(np.zeros(3))
+    ask_both = lambda problem: [lambda x: problem.objective(x, full), lambda x: problem.gradient(x, full)]
     for problem, value in ((risk_averse(eps=0.04), 0.2), (risk_averse(floor=0.09), 0.3)):
-        assert float(problem.objective(zero, full)) == pytest.approx(value, rel=1e-12)
-        np.testing.assert_allclose(problem.gradient(zero, full).tree, -R.mean(0), atol=1e-14)
+        found, slope = ask(np.zeros(3), *ask_both(problem))
+        assert float(found) == pytest.approx(value, rel=1e-12)
+        np.testing.assert_allclose(slope.tree, -R.mean(0), atol=1e-14)
         assert problem.advice() == ""
-    assert not np.isfinite(risk_averse().gradient(zero, full).tree).all()
+    assert not np.isfinite(ask(np.zeros(3), *ask_both(risk_averse()))[1].tree).all()
     assert "eps" in risk_averse().advice()
     # Far above its floor the root does not know of it.
-    far = vector(np.full(3, 5.0))
-    assert float(risk_averse(floor=0.09).objective(far, full)) == float(risk_averse().objective(far, full))
-    last = risk_averse(floor=0.09).levels[2]
-    assert float(jax.grad(last)(jnp.array([0.0, -1.0]))[1]) == 0  # no slope below
-    assert float(last(jnp.array([0.0, -1.0]))) == pytest.approx(0.3)
+    floored, plain = ask(np.full(3, 5.0), ask_both(risk_averse(floor=0.09))[0], ask_both(risk_averse())[0])
+    assert float(floored) == float(plain)
+    value, slope = jax.jit(jax.value_and_grad(risk_averse(floor=0.09).levels[2]))(jnp.array([0.0, -1.0]))
+    assert float(slope[1]) == 0  # no slope below
+    assert float(value) == pytest.approx(0.3)
 
 
 def test_a_variance_that_turns_negative_stops_the_run_with_advice():
@@ -463,7 +512,7 @@ def test_a_variance_that_turns_negative_stops_the_run_with_advice():
     rng = np.random.default_rng(0)
     shards = [{"r": rng.normal(size=(200, 10)) + 0.05} for _ in range(4)]
     federation = fs.Federation.from_clients(shards)
-    options = {"params": np.full(10, 0.1), "batch_size": 1, "evaluate_every": 50}
+    options = {"params": np.full(10, 0.1), "batch_size": 1, "evaluate_every": 50, "stationarity": False}
     with pytest.warns(fs.DivergenceWarning, match=r"not finite: .*risk_averse\(eps=\.\.\.\)") as caught:
         result = fs.run(risk_averse(), FedDRSCGD(1e-3, 0.95, 4), federation, rounds=400, **options)
     assert len(caught) == 1
@@ -481,7 +530,7 @@ def test_a_run_records_the_objective_and_metrics_of_the_problem():
     data = shards()
     problem = Nested(LEVELS, metrics={"gap": measure_of[1]}, metrics_level=1)
     federation = fs.Federation.from_clients(data)
-    options = {"params": X, "batch_size": 2, "weights": "size", "execution": "vmap"}
+    options = {"params": X, "batch_size": 2, "weights": "size", "execution": "vmap", "stationarity": False}
     history = fs.run(problem, FedDRSCGD(0.01, 0.5), federation, rounds=1, **options).history
     p = shares(data, "size")
     values, objective = by_hand("global", X, [data] * 4, p)

@@ -33,8 +33,12 @@ def vector(w=W):
 # Objective and gradient.
 
 
-@pytest.mark.parametrize("weighting", WEIGHTINGS)
-@pytest.mark.parametrize("name", LOSSES)
+# Weights do not know the loss: both kinds for one of each form (f linear, in logarithms, of a vector), else in turn.
+WEIGHED = [(name, weighting) for name in ("psm", "kl", "precision") for weighting in WEIGHTINGS]
+WEIGHED += zip([name for name in LOSSES if (name, "clients") not in WEIGHED], WEIGHTINGS * 5, strict=False)
+
+
+@pytest.mark.parametrize(("name", "weighting"), WEIGHED)
 def test_value_and_gradient_are_those_of_all_pairs(name, weighting):
     loss = LOSSES[name]
     problem = loss.problem(weighting=weighting, l2=0.3)
@@ -343,15 +347,19 @@ def test_metrics_are_scikit_learns_over_all_clients(first):
     second = {"positives": "negatives", "negatives": "positives", "train": "train"}[first]
     problem = fs.Pairwise(linear_score, LOSSES["psm"].ours, first=first, second=second, metrics=NAMES)
     full, train = full_data(fed), fed["train"]
-    found = problem.evaluate(vector(EXACT), full)
+    found, own, test = jax.jit(
+        lambda x: (
+            problem.evaluate(x, full),
+            problem.evaluate_clients(x, full["train"])["auc"],
+            problem.evaluate_split(x, full, "test"),
+        )
+    )(vector(EXACT))
     check_metrics(found, train.examples["x"], train.examples["y"])
     shards = [train.shard(i) for i in (0, 1, 3)]
     local = [roc_auc_score(s["y"], s["x"] @ EXACT) for s in shards]
     np.testing.assert_allclose(found["mean_local_auc"], np.mean(local), rtol=1e-12)
     assert abs(found["mean_local_auc"] - found["auc"]) > 0.05
-    own = problem.evaluate_clients(vector(EXACT), full["train"])["auc"]
     np.testing.assert_allclose(own, [*local[:2], np.nan, local[2]], rtol=1e-12)
-    test = problem.evaluate_split(vector(EXACT), full, "test")
     check_metrics(test, fed["test"].examples["x"], fed["test"].examples["y"])
 
 
@@ -363,7 +371,7 @@ def test_another_label_may_be_the_positive_one():
         fs.Pairwise(linear_score, LOSSES["psm"].ours).check(vector(EXACT), flipped)
     problem, train = fs.Pairwise(linear_score, LOSSES["psm"].ours, positive=0), fed["train"].examples
     problem.check(vector(EXACT), flipped)
-    found = problem.evaluate(vector(EXACT), full_data(flipped))
+    found = jax.jit(lambda x: problem.evaluate(x, full_data(flipped)))(vector(EXACT))
     np.testing.assert_allclose(found["auc"], roc_auc_score(train["y"] == 0, train["x"] @ EXACT), rtol=1e-12)
 
 
@@ -371,7 +379,7 @@ def test_no_column_is_made_of_one_class_alone():
     """With second="train" the negatives alone are no split to measure on."""
     problem = LOSSES["precision"].problem(metrics=("ap",))
     job = prepare(problem, fs.FedX2(0.1), sites(), rounds=1, params=W)
-    found = job.world.problem.evaluate_split(vector(EXACT), job.world.full, "negatives")
+    found = jax.jit(lambda x: job.world.problem.evaluate_split(x, job.world.full, "negatives"))(vector(EXACT))
     assert not [name for name, value in found.items() if np.isnan(value)]
 
 
