@@ -50,7 +50,10 @@ def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 
 def bars(seconds: Mapping[str, np.ndarray], name: str) -> str:
     """A plot of rounds per second, ours in blue, slowest first; returns the Markdown that shows it."""
-    import matplotlib.pyplot as plt
+    try:
+        import matplotlib.pyplot as plt
+    except ImportError:
+        return ""
 
     titles = sorted(seconds, key=lambda title: float(np.median(seconds[title])), reverse=True)
     rates = np.array([np.quantile(1 / seconds[title], [0.25, 0.5, 0.75]) for title in titles])
@@ -61,19 +64,24 @@ def bars(seconds: Mapping[str, np.ndarray], name: str) -> str:
     axes.bar_label(drawn, [f"{rate:.3g}" for rate in rates[:, 1]], padding=6)
     axes.set(xlabel="rounds per second (median and quartiles)", xlim=(0, 1.15 * rates.max()))
     axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(IMAGES / f"bench_{name}.png", dpi=150)
-    return f"![Rounds per second](../images/bench_{name}.png)"
+    name = f"bench_{name}{_suffix()}.png"
+    figure.savefig(IMAGES / name, dpi=150)
+    return f"![Rounds per second](../images/{name})"
 
 
 def page(script: str, title: str, body: str) -> None:
     """Print the result and keep it as a page, with the command, versions and machine beside the numbers."""
     names = {n: __import__(n).__version__ for n in ("jax", "equinox", "optax", "numpy")}
     versions = ", ".join(f"{n} {v}" for n, v in names.items())
-    machine = (
-        f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}, {jax.default_backend()}"
-    )
+    kind = "cpu" if jax.default_backend() == "cpu" else jax.devices()[0].device_kind
+    machine = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}, {kind}"
     command = " ".join(["python", f"benchmarks/{Path(script).name}", *sys.argv[1:]])
-    text = f"# {title}\n\n{body}\n\nFrom `{command}` ({machine}; {versions}).\n"
+    text = f"# {title}{_suffix(' on a GPU')}\n\n{body.strip()}\n\nFrom `{command}` ({machine}; {versions}).\n"
     print(text)
     PAGES.mkdir(parents=True, exist_ok=True)
-    (PAGES / f"{Path(script).stem}.md").write_text(text)
+    (PAGES / f"{Path(script).stem}{_suffix()}.md").write_text(text)
+
+
+def _suffix(word: str = "_gpu") -> str:
+    """What sets pages that were measured on a GPU apart."""
+    return "" if jax.default_backend() == "cpu" else word

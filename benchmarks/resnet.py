@@ -72,6 +72,9 @@ def main():
     parser.add_argument("--executions", default="vmap,8,map")
     parser.add_argument("--draft", action="store_true", help="print only")
     given = parser.parse_args()
+    if jax.default_backend() == "cpu" and given.width > 16:
+        print("for a GPU; on a CPU try --width 8 --clients 2 --draft")
+        return
     clients, steps, batch = given.clients, given.steps, 32
     rng = np.random.default_rng(0)
     y = np.tile(np.repeat(np.array([1, 0], np.int32), EXAMPLES), clients)

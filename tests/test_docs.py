@@ -17,7 +17,7 @@ from references import least_squares
 ROOT = Path(__file__).parents[1]
 
 
-PAGES = ("README.md", "docs/regularized.md", "docs/nested.md", "docs/bilevel.md", "docs/pairwise.md")
+PAGES = ("README.md", "docs/regularized.md", "docs/nested.md", "docs/bilevel.md", "docs/pairwise.md", "docs/scale.md")
 RUNNER = """
 import json, sys, traceback
 from pathlib import Path

@@ -209,7 +209,7 @@ def test_clients_spread_over_devices_equal_clients_on_one(case):
 
 
 # One of each kind of state: chunks are cut below what an algorithm can see.
-@pytest.mark.parametrize("case", ["Scaffold", "TrackedBiO", "TrackedSCGD", "TrackedX"], indirect=True)
+@pytest.mark.parametrize("case", ["Scaffold", "TrackedX"], indirect=True)
 def test_chunks_that_do_not_come_out_even_equal_clients_at_once(case):
     chunks, at_once = (run(case.algorithm, cohort=3, execution=execution) for execution in (2, "vmap"))
     assert_close((chunks.solution(), chunks.local), (at_once.solution(), at_once.local))

@@ -47,7 +47,7 @@ def test_everybody_on_two_and_on_three_devices(options):
         assert_same(run("Scaffold", mesh=devices, **options), alone)
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", ["Scaffold", "FCFL"])  # seeds are a `vmap` around what every algorithm is checked for
 def test_seeds_and_values_in_one_program(name):
     options = {
         "seeds": 2,

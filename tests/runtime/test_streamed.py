@@ -63,12 +63,12 @@ def test_a_killed_run_goes_on_streamed_or_not(tmp_path):
             raise Killed
 
     options = {"cohort": 2, "seeds": 2, "checkpoint_every": 0.0}
-    whole = run("FedX2", stream=True, cohort=2, seeds=2)
+    whole = run("LocalPair", stream=True, cohort=2, seeds=2)  # which remembers by example
     for first, then in ((True, True), (False, True)):
         folder = tmp_path / f"{first} {then}"
         with pytest.raises(Killed):
-            run("FedX2", stream=first, checkpoint=folder, callbacks=[kill], **options)
-        again = run("FedX2", stream=then, checkpoint=folder, resume=True, **options)
+            run("LocalPair", stream=first, checkpoint=folder, callbacks=[kill], **options)
+        again = run("LocalPair", stream=then, checkpoint=folder, resume=True, **options)
         assert_same(again, whole)
         if first and then:
             jax.tree.map(np.testing.assert_array_equal, (again.state, again.local), (whole.state, whole.local))

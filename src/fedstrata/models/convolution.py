@@ -18,14 +18,18 @@ EPSILON = 1e-3  # under the root; the one that the MobileNets put into their bat
 
 
 def convolve(weight: Array, image: Array, kernel: int, stride: int = 1, padding: int | None = None) -> Array:
-    """A convolution, as one matrix product over patches; weight: `(outputs, kernel * kernel * channels)`.
+    """A convolution; weight: `(outputs, kernel * kernel * channels)`.
 
     >>> convolve(jnp.ones((1, 9)), jnp.ones((4, 4, 1)), kernel=3, stride=2)[..., 0].tolist()
     [[4.0, 6.0], [6.0, 9.0]]
     """
     padding = (kernel - 1) // 2 if padding is None else padding
-    if jax.default_backend() == "gpu" and better_grouped(image.shape, kernel, stride):
-        return grouped(weight, image, kernel, stride, padding)
+    own = jax.default_backend() == "gpu" and better_grouped(image.shape, kernel, stride)
+    return (grouped if own else patched)(weight, image, kernel, stride, padding)
+
+
+def patched(weight: Array, image: Array, kernel: int, stride: int, padding: int) -> Array:
+    """The same as one matrix product over patches."""
     window = [(i, j) for i in range(kernel) for j in range(kernel)]
     return pointwise(weight, jnp.concatenate(_shifted(image, window, kernel, stride, padding), axis=-1))
 

@@ -99,7 +99,7 @@ def _present(function: Callable, stacked: PyTree, present: Array, execution: Exe
     quarter = -(-crew.at.shape[0] * slots // (4 * crew.ids.shape[0]))  # pyright: ignore[reportOptionalMemberAccess]
     length = min(slots, execution if isinstance(execution, int) else 1 if execution == "map" else quarter)
     chunk = lambda at: jax.tree.map(lambda a: jax.lax.dynamic_slice_in_dim(a, at, length), stacked)
-    many = jax.vmap(function)
+    many = jax.jit(jax.vmap(function))  # traced once, although it is asked for its shapes first
     out = jax.tree.map(
         lambda s: jnp.zeros((slots, *s.shape[1:]), s.dtype), jax.eval_shape(lambda: many(chunk(jnp.array(0))))
     )

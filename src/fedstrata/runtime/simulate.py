@@ -4,6 +4,8 @@ The loop's bounds are traced, so a segment of any length is the same executable:
 never changes a bit of its result. A run that diverges or stops early is frozen in place, at the cost of the cohort.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -249,7 +251,8 @@ def advance(
     own: Any = None,
 ) -> tuple[Carry, dict[str, Array], Array, Array]:
     """The rounds of a span. Returns what was recorded on the way, and how many examples and clients took part."""
-    shapes = jax.eval_shape(lambda c: measure(world, algorithm, plan, c.shared, c.local)[1], carry)
+    look = jax.jit(partial(measure, world, algorithm, plan))  # traced once, although it is asked for its shapes first
+    shapes = jax.eval_shape(look, carry.shared, carry.local)[1]
     blank = lambda s: jnp.full((plan.records, *s.shape), jnp.nan, s.dtype)
     counts = {name: jnp.zeros((plan.records,), jnp.int32) for name in ("samples", "took", "status")}
     records = {**jax.tree.map(blank, shapes), **counts}
@@ -260,7 +263,7 @@ def advance(
         samples, took = samples + more, took + came
 
         def record() -> tuple:
-            judged, found = record_of(world, algorithm, plan, carry, round + 1)
+            judged, found = record_of(plan, carry, look, round + 1)
             found |= {"samples": samples, "took": took, "status": judged.status}
             return judged, {n: records[n].at[at].set(v) for n, v in found.items()}
 
@@ -275,12 +278,13 @@ def advance(
     return (*_everywhere(world, carry, records), samples, took)
 
 
-def record_of(
-    world: World, algorithm: Algorithm, plan: Plan, carry: Carry, round: Array
-) -> tuple[Carry, dict[str, Array]]:
-    """An evaluation and what follows from it; a run that has gone wrong records nothing."""
+def record_of(plan: Plan, carry: Carry, look: Callable, round: Array) -> tuple[Carry, dict[str, Array]]:
+    """An evaluation and what follows from it; a run that has gone wrong records nothing.
+
+    look: `measure` of the state.
+    """
     with part_of_time("evaluation"):
-        x, found = measure(world, algorithm, plan, carry.shared, carry.local)
+        x, found = look(carry.shared, carry.local)
     judged = judge(plan, carry, x, found, round)
     bad = (judged.status == DIVERGED) | (judged.status == EXPLODED)
     return judged, {n: jnp.where(bad, jnp.nan, v) for n, v in found.items()}

@@ -8,6 +8,7 @@ miss what the round under way changes; the program takes those rows from that ro
 import dataclasses
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -27,6 +28,7 @@ from fedstrata.runtime.simulate import Carry, World
 from fedstrata.vector import Vector
 
 BEGIN = 1024  # clients whose own fields are begun at a time
+ROUNDS = 64  # rounds whose cohorts are drawn together
 
 
 class Feed(NamedTuple):
@@ -76,7 +78,10 @@ class Streamed(Job):
         due, stop = {*self.due(first, last)}, max(last, min(first + 1, self.rounds))
         left: list[tuple] = []  # what a round changed, until it is put back
         before, total, records = None, jnp.zeros((2, self.runs), jnp.int32), []
+        under_way: list[Array] = []
         for round, feed in self._feeds(local, first, stop, left):
+            if len(under_way) == 2:  # no more, or what they were fed would fill the device
+                under_way.pop(0).block_until_ready()
             given = (jnp.asarray(round, jnp.int32), carry, feed.rows, feed.rows if before is None else before)
             done, rows, *more = _round(self._parts(), feed.flat, *given, feed.again, own if round == 0 else None)
             if first == last:  # compiled, and that was all
@@ -84,6 +89,7 @@ class Streamed(Job):
                 break
             carry, before, total = done, rows, total + jnp.stack(more)
             left.append((feed.ids, rows))
+            under_way.append(carry.status)
             if round + 1 in due:
                 carry, found = _measure(self._parts(), carry, jnp.asarray(round + 1, jnp.int32))
                 records.append({**found, "samples": total[0], "took": total[1], "status": carry.status})
@@ -101,28 +107,27 @@ class Streamed(Job):
             if written is not None:
                 local.write(*written)
             ids = cohorts[:, number]
-            again = np.full(ids.shape, -1, np.int32)
-            if number:
-                last_time = cohorts[:, number - 1][:, None, :]
-                run, slot, place = np.nonzero((ids[:, :, None] == last_time) & (last_time >= 0))
-                again[run, slot] = place
+            again = seats(ids, cohorts[:, number - 1]) if number else np.full(ids.shape, -1, np.int32)
             of_runs = self._of_runs(ids)
             return Feed(of_runs, *jax.device_put((self._flat(ids), local.read(of_runs), again)))
 
         with ThreadPoolExecutor(1) as pool:
-            coming = pool.submit(fetch, 0, None)
+            coming: Any = pool.submit(fetch, 0, None)
             for number, round in enumerate(range(first, last)):
                 feed, before = coming.result(), left.pop() if left else None
                 # This round runs while the next is fetched; what the one before it left is put back first.
                 if number + 1 < last - first:
                     coming = pool.submit(fetch, number + 1, before)
                 elif before is not None:
-                    pool.submit(local.write, *before)
+                    coming = pool.submit(local.write, *before)
                 yield round, feed
+            coming.result()
 
     def _cohorts(self, first: int, last: int) -> np.ndarray:
         """Who takes part: (seeds, rounds, slots), −1 for an empty slot."""
-        return np.asarray(_cohorts(self._parts(), jnp.arange(first, max(last, first + 1), dtype=jnp.int32)))
+        length = max(last - first, 1)
+        whole = -(-length // ROUNDS) * ROUNDS  # of few lengths, each of which is a program
+        return np.asarray(_cohorts(self._parts(), first + jnp.arange(whole, dtype=jnp.int32)))[:, :length]
 
     def _of_runs(self, ids: np.ndarray) -> np.ndarray:
         return np.tile(ids, (self.runs // self.seeds, 1))
@@ -160,6 +165,20 @@ class Streamed(Job):
     def spread(self, carry: Carry) -> Carry:
         rest, local = carry._replace(local={}), jax.tree.map(np.array, carry.local)  # copies, to be written to
         return jax.tree.map(jnp.asarray, rest)._replace(local=local)
+
+
+def seats(ids: np.ndarray, before: np.ndarray) -> np.ndarray:
+    """Where each client was in the cohort before, −1 where it was not; both (seeds, slots).
+
+    >>> seats(np.array([[7, 2, -1]]), np.array([[-1, 5, 7]])).tolist()
+    [[2, -1, -1]]
+    """
+    out = np.full(ids.shape, -1, np.int32)
+    for row, now, then in zip(out, ids, before, strict=True):
+        here, there = np.flatnonzero(now >= 0), np.flatnonzero(then >= 0)
+        _, a, b = np.intersect1d(now[here], then[there], assume_unique=True, return_indices=True)
+        row[here[a]] = there[b]
+    return out
 
 
 def _with(world: World, flat: Flat) -> World:
@@ -234,5 +253,8 @@ def _round(
 @eqx.filter_jit
 def _measure(parts: tuple, carry: Carry, round: Array) -> tuple[Carry, dict[str, Array]]:
     world, plan, values, rest, *_, seeds = parts
-    one = lambda v, c: simulate.record_of(world, eqx.combine(v, rest), plan, c, round)
+
+    def one(v: Any, carry: Carry) -> Any:
+        return simulate.record_of(plan, carry, partial(simulate.measure, world, eqx.combine(v, rest), plan), round)
+
     return over_runs(one, seeds, values, (), (carry,))
