@@ -2,7 +2,7 @@
 
 Every client has its own weights, and a convolution whose weights are batched turns into a grouped one, which XLA runs
 slowly. Here a convolution is a matrix product, or a short sum of shifted products, and stays one under any `vmap`. Only
-where a GPU's own grouped convolutions are known to be faster are they asked for (`docs/benchmarks/execution.md`).
+where a GPU's own grouped convolutions are known to be faster are they asked for (`docs/benchmarks/resnet_gpu.md`).
 Padding is `(kernel - 1) // 2` zeros on every side, so a stride `s` leaves `ceil(size / s)` pixels.
 """
 
@@ -37,8 +37,8 @@ def patched(weight: Array, image: Array, kernel: int, stride: int, padding: int)
 def better_grouped(shape: tuple[int, ...], kernel: int, stride: int) -> bool:
     """Whether a GPU convolves images of this shape faster itself than over patches, each client with its weights.
 
-    Patches are `kernel²` times the image, which dear memory traffic moves; a grouped convolution moves no more than
-    the image, but has few pixels or channels a group to be busy with where those are few.
+    Patches are `kernel²` times the image, which goes through memory; a grouped convolution moves no more than the
+    image, but each group has too little to do where pixels or channels are few.
     """
     height, width, channels = shape
     return kernel > 1 and stride == 1 and height * width >= 64 and channels >= 32
