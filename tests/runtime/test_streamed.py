@@ -10,6 +10,7 @@ from cases import CASES, START, TASK, task_of
 from fedstrata.problems.rows import Rows
 from fedstrata.problems.stored import Stored
 from fedstrata.runtime import prepare as preparing
+from fedstrata.runtime import streamed as streaming
 from fedstrata.runtime.host import HostLocal, HostSplit
 from fedstrata.runtime.prepare import full_data
 from fedstrata.runtime.run import prepare
@@ -51,6 +52,20 @@ def test_a_streamed_run_is_the_run(name):
 )
 def test_whoever_takes_part(options):
     assert_same(run("Scaffold", stream=True, **options), run("Scaffold", **options))
+
+
+def test_clients_begin_some_at_a_time(monkeypatch):
+    """Three at a time of four clients with memory by example, the last of whom has most rows."""
+    monkeypatch.setattr(streaming, "BEGIN", 3)
+    task = task_of(CASES["FedX2"].algorithm)
+    sizes = np.asarray(task.federation[task.problem.first].counts)
+    order = [*np.argsort(sizes)]
+    options = {**PLAIN, "rounds": 1}
+    streamed, plain = (
+        prepare(task.problem, CASES["FedX2"].algorithm, task.federation.select(order), stream=stream, **options)
+        for stream in (True, False)
+    )
+    jax.tree.map(np.testing.assert_allclose, streamed.begin()[0].local, plain.begin()[0].local)
 
 
 class Killed(Exception):

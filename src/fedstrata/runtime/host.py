@@ -23,21 +23,25 @@ class HostSplit:
         self.examples = jax.tree.map(np.asarray, split.examples)
         self.offsets, self.counts = np.asarray(split.offsets), np.asarray(split.counts)
         self.capacity = int(self.counts.max())
-        self.rows = int(np.sort(self.counts)[-slots:].sum())  # the most that so many clients have together
+        self.rows = self.room(slots)
 
     @property
     def size(self) -> int:
         return int(self.offsets[-1])
 
-    def of(self, ids: np.ndarray, slots: int | None = None) -> FlatSplit:
+    def room(self, slots: int) -> int:
+        """The most rows that so many clients have together."""
+        return int(np.sort(self.counts)[-slots:].sum())
+
+    def of(self, ids: np.ndarray, room: int | None = None) -> FlatSplit:
         """The rows of these clients, one after the other, as the device takes them; −1 for an empty slot.
 
-        slots: how many there would be, where these are fewer.
+        room: rows that the arrays have, if not those that a cohort may need.
         """
         present = ids >= 0
         counts = np.where(present, self.counts[ids], 0)
         ends = np.cumsum(counts)
-        size = self.rows if slots is None else int(np.sort(self.counts)[-slots:].sum())
+        size = self.rows if room is None else room
 
         def gather(leaf: np.ndarray) -> np.ndarray:
             out = np.zeros((size, *leaf.shape[1:]), jax.dtypes.canonicalize_dtype(leaf.dtype))

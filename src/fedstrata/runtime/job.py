@@ -1,8 +1,7 @@
 """A job: one algorithm on one federation, over swept values × seeds, ready to be advanced as one program."""
 
 import itertools
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -19,6 +18,7 @@ from fedstrata.errors import unknown
 from fedstrata.runtime import simulate
 from fedstrata.runtime.crew import spread_again, unspread
 from fedstrata.runtime.mesh import everywhere
+from fedstrata.runtime.runs import Groups, over_runs
 from fedstrata.runtime.simulate import Carry, Plan, Span, World
 from fedstrata.runtime.start import start_values
 from fedstrata.transport.ledger import Ledger, ledger
@@ -137,28 +137,6 @@ class Job(NamedTuple):
         return jax.eval_shape(lambda: self.gathered(self.begin()[0]))
 
 
-def over_runs(function: Callable[..., Any], seeds: int, values: Any, by_seed: tuple, by_run: tuple = ()) -> Any:
-    """function(values, *by_seed, *by_run) of every run, which are settings × seeds.
-
-    What a seed draws is drawn, and looked up, once for all settings. One run is not batched: its program is the plain
-    one.
-    """
-    runs = jax.tree.leaves((values, by_run, by_seed))[0].shape[0]
-    settings = runs // seeds
-    grid = lambda a: a.reshape((settings, seeds, *a.shape[1:]))
-    values = jax.tree.map(lambda a: grid(a)[:, 0], values)
-    by_seed, by_run = jax.tree.map(lambda a: a[:seeds], by_seed), jax.tree.map(grid, by_run)
-    first = lambda tree, at: jax.tree.map(lambda a: a[at], tree)
-    if runs == 1:
-        out = function(first(values, 0), *first(by_seed, 0), *first(by_run, (0, 0)))
-        return jax.tree.map(lambda a: a[None], out)
-    some, many = [None] * len(by_seed), [0] * len(by_run)
-    of_seed = jax.vmap(function, in_axes=(0, *some, *many))
-    of_all = jax.vmap(of_seed, in_axes=(None, *[0 for _ in some], *[1 for _ in many]), out_axes=1)
-    out = of_all(values, *by_seed, *by_run)
-    return jax.tree.map(lambda a: a.reshape((runs, *a.shape[2:])), out)
-
-
 @eqx.filter_jit
 def _begin(world: World, plan: Plan, values: Any, rest: Any, x0: Vector, keys: Array, seeds: int) -> Any:
     def one(v: Any, x: Vector, k: Array) -> Any:
@@ -195,45 +173,6 @@ def _gathered(world: World, carry: Carry) -> Carry:
 def _spread(world: World, carry: Carry) -> Carry:
     spread: Any = world.spread
     return carry._replace(local=jax.vmap(lambda local: spread_again(local, world.flat, spread))(carry.local))
-
-
-class Groups(NamedTuple):
-    """Runs, settings × seeds, shared out evenly over threads: by their setting or, failing that, by their seed."""
-
-    settings: int
-    seeds: int
-    threads: int
-
-    @property
-    def by_setting(self) -> bool:
-        return self.settings % self.threads == 0
-
-    @property
-    def seeds_each(self) -> int:
-        return self.seeds if self.by_setting else self.seeds // self.threads
-
-    def cut(self, tree: Any) -> list[Any]:
-        axis = 0 if self.by_setting else 1
-
-        def pieces(leaf: Array) -> list[Array]:
-            grid = leaf.reshape((self.settings, self.seeds, *leaf.shape[1:]))
-            return [a.reshape((-1, *leaf.shape[1:])) for a in jnp.split(grid, self.threads, axis)]
-
-        leaves, structure = jax.tree.flatten(tree)
-        return [structure.unflatten(part) for part in zip(*map(pieces, leaves), strict=True)]
-
-    def join(self, parts: list[Any]) -> Any:
-        if self.by_setting:
-            return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)
-        grid = lambda a: a.reshape((self.settings, self.seeds_each, *a.shape[1:]))
-        whole = lambda *leaves: jnp.concatenate([grid(a) for a in leaves], axis=1)
-        return jax.tree.map(lambda *leaves: whole(*leaves).reshape((-1, *leaves[0].shape[1:])), *parts)
-
-
-def threads_for(settings: int, seeds: int) -> int:
-    """On a CPU, the most equal groups of runs that there are cores for."""
-    cores = os.cpu_count() or 1 if jax.default_backend() == "cpu" else 1
-    return max(n for n in range(1, cores + 1) if settings % n == 0 or seeds % n == 0)
 
 
 def seed_list(seeds: int | Sequence[int]) -> list[int]:

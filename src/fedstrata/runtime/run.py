@@ -19,13 +19,14 @@ from fedstrata.report.axes import sign
 from fedstrata.report.progress import Progress
 from fedstrata.runtime.checkpoint import CheckpointError, Checkpoints
 from fedstrata.runtime.execution import settle
-from fedstrata.runtime.job import Job, ledger_of, repeat_runs, seed_list, spread, start_points, threads_for
+from fedstrata.runtime.job import Job, ledger_of, repeat_runs, seed_list, spread, start_points
 from fedstrata.runtime.mesh import mesh_of
 from fedstrata.runtime.prepare import Weights, check_parameters, check_solves, streams, world_of
 from fedstrata.runtime.processes import agreed, leads, together
 from fedstrata.runtime.progress import Callback, Run
 from fedstrata.runtime.result import DivergenceWarning, Result
 from fedstrata.runtime.resume import config_of, restore
+from fedstrata.runtime.runs import threads_for
 from fedstrata.runtime.simulate import Plan, measure
 from fedstrata.runtime.streamed import Streamed
 

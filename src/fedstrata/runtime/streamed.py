@@ -22,8 +22,9 @@ from fedstrata.runtime import simulate
 from fedstrata.runtime import start as starting
 from fedstrata.runtime.crew import Crew
 from fedstrata.runtime.host import HostLocal, HostSplit
-from fedstrata.runtime.job import Job, over_runs
+from fedstrata.runtime.job import Job
 from fedstrata.runtime.layout import Flat, local_fields
+from fedstrata.runtime.runs import over_runs
 from fedstrata.runtime.simulate import Carry, World
 from fedstrata.vector import Vector
 
@@ -62,10 +63,12 @@ class Streamed(Job):
         local = HostLocal.filled(template, self.runs, self.world.clients, self.splits)
         if template and differ:
             size = min(BEGIN, self.world.clients)
+            room = {name: split.room(size) for name, split in self.splits.items()}
             for first in range(0, self.world.clients, size):
-                ids = np.minimum(np.arange(first, first + size), self.world.clients - 1)
-                flat = {name: split.of(ids, size) for name, split in self.splits.items()}
-                rows = _begin_rows(self._parts(), flat, jnp.asarray(ids, jnp.int32), start.merged)
+                ids = np.arange(first, first + size)
+                ids = np.where(ids < self.world.clients, ids, -1)
+                flat = {name: split.of(ids, room[name]) for name, split in self.splits.items()}
+                rows = _begin_rows(self._parts(), flat, jnp.asarray(np.maximum(ids, 0), jnp.int32), start.merged)
                 local.write(np.broadcast_to(ids, (self.runs, size)), rows)
         return local.fields
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedstrata.runtime.job import Groups, over_runs, threads_for
+from fedstrata.runtime.runs import Groups, over_runs, threads_for
 
 
 @pytest.mark.parametrize(("settings", "seeds", "threads"), [(4, 3, 2), (1, 6, 3), (3, 2, 2), (6, 1, 3)])
