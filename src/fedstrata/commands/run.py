@@ -66,7 +66,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--resume", action="store_true", help="go on with the run in --out, or begin it")
     add("--force", action="store_true", help="replace the run in --out")
     add("--checkpoint-every", type=seconds, default=30.0, metavar="S", help="seconds between checkpoints (default: 30)")
-    add("--profile", action="store_true", help="then say where the time goes, from a trace of a few rounds")
+    add("--profile", action="store_true", help="say where the time goes, from a trace of a few rounds")
     add("--dry-run", action="store_true", help="estimate memory, traffic and time, and run nothing")
     add(
         "--no-cache",

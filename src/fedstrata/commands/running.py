@@ -132,6 +132,7 @@ def run(plan: Plan, folder: Folder | None, options: argparse.Namespace) -> int:
     if writes is not None:
         writes.begin(plan.settings(), _files(plan))
     together("begun")
+    profiles = _profiles(plan, folder, options) if options.profile else {}  # first, while compiling is still to be seen
     results = {}
     for name, (algorithm, _) in plan.methods.items():
         extra: dict[str, Any] = {"label": name, "progress": not options.quiet, "mesh": options.mesh}
@@ -152,7 +153,6 @@ def run(plan: Plan, folder: Folder | None, options: argparse.Namespace) -> int:
         writes.write("table.json", json.dumps(table.json(), indent=2, allow_nan=False) + "\n")
         _draw(plan, results, writes.path / "picture.png")
         plan.experiment.pictures(results, plan.data, writes.path)
-    profiles = _profiles(plan, folder, options) if options.profile else {}
     if leads():
         _tell(plan, results, table, folder, options.json, profiles)
     return 3 if any(result.diverged for result in results.values()) else 0
