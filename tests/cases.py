@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -203,3 +204,12 @@ CASES = {
     "CODAPlus": Case(fs.CODAPlus(0.1, 4, server_step_size=0.9), gradient_step(0.09), exact=False),
     "TrackedSCGD": Case(fs.TrackedSCGD(0.04, 0.2, 4), gradient_step(0.04), exact=True),
 }
+
+
+def assert_same(a, b, rtol=1e-12):
+    """Two runs came to the same: solutions, states and every recorded column but the time."""
+    close = lambda x, y: np.testing.assert_allclose(x, y, rtol=rtol, atol=rtol / 10)
+    jax.tree.map(close, (a.solutions, a.local, a.state), (b.solutions, b.local, b.state))
+    for column in a.history.columns:
+        if column != "seconds":
+            np.testing.assert_allclose(a.history[column], b.history[column], rtol=rtol, atol=rtol, err_msg=column)

@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import Mesh
 
 import fedstrata as fs
-from cases import CASES, START, task_of
+from cases import CASES, START, assert_same, task_of
 from fedstrata.problems.rows import Rows
 from fedstrata.runtime.execution import choose
 from fedstrata.runtime.job import _advance
@@ -30,14 +30,6 @@ KINDS = (
 def run(name, **options):
     task = task_of(CASES[name].algorithm)
     return fs.run(task.problem, CASES[name].algorithm, task.federation, **{**PLAIN, **options})
-
-
-def assert_same(a, b, rtol=1e-12):
-    close = lambda x, y: np.testing.assert_allclose(x, y, rtol=rtol, atol=rtol / 10)
-    jax.tree.map(close, (a.solutions, a.local, a.state), (b.solutions, b.local, b.state))
-    for column in a.history.columns:
-        if column != "seconds":
-            np.testing.assert_allclose(a.history[column], b.history[column], rtol=rtol, atol=rtol, err_msg=column)
 
 
 @pytest.mark.parametrize("options", [{}, {"execution": 2}, {"batch_size": "all", "weights": "size"}], ids=str)

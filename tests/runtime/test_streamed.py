@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import fedstrata as fs
-from cases import CASES, START, TASK, task_of
+from cases import CASES, START, TASK, assert_same, task_of
 from fedstrata.problems.rows import Rows
 from fedstrata.problems.stored import Stored
 from fedstrata.runtime import prepare as preparing
@@ -25,14 +25,6 @@ KINDS = ("FedAvg", "TrackedSCGD", "FedX2", "TrackedMFCGD", "FCFL")
 def run(name, **options):
     task = task_of(CASES[name].algorithm)
     return fs.run(task.problem, CASES[name].algorithm, task.federation, **{**PLAIN, **options})
-
-
-def assert_same(a, b, rtol=1e-12):
-    close = lambda x, y: np.testing.assert_allclose(x, y, rtol=rtol, atol=rtol / 10)
-    jax.tree.map(close, (a.solutions, a.local, a.state), (b.solutions, b.local, b.state))
-    for column in a.history.columns:
-        if column != "seconds":
-            np.testing.assert_allclose(a.history[column], b.history[column], rtol=rtol, atol=rtol, err_msg=column)
 
 
 @pytest.mark.parametrize("name", KINDS)

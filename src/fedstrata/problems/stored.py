@@ -18,10 +18,6 @@ class Stored:
     def size(self) -> int:
         return jax.tree.leaves(self.examples)[0].shape[0]
 
-    @property
-    def nbytes(self) -> int:
-        return 0  # of the device's memory
-
     def take(self, rows: Array) -> PyTree:
         """These rows, fetched while the program runs."""
         like = lambda a: jax.ShapeDtypeStruct((*rows.shape, *a.shape[1:]), jax.dtypes.canonicalize_dtype(a.dtype))
