@@ -187,7 +187,7 @@ def main():
     if importlib.util.find_spec("numba"):
         contenders["numba loop, one core"] = by_numba(returns)
     norms = {name: float(np.linalg.norm(np.asarray(jax.tree.leaves(f())[0])[0])) for name, f in contenders.items()}
-    took = harness.interleaved(contenders, repeats=9)
+    took = harness.interleaved(contenders, repeats=25)
     mine = took["FedStrata"]
     rows = []
     for name, times in took.items():

@@ -99,7 +99,7 @@ def test_no_device_collects_the_data_of_others():
     federation = fs.Federation.from_offsets({"x": x, "y": y}, np.arange(9) * 100, classes=2)
     problem = fs.Average(fs.losses.Classification(fs.models.Linear(7)))
     job = prepare(problem, fs.Scaffold(0.1, 2), federation, rounds=4, batch_size=5, mesh=4)
-    text = _advance.lower(job._fixed(0, 1), job.begin()[0]).compile().compiled.as_text()
+    text = _advance[False, False].lower(job._fixed(0, 1), job.begin()[0]).compile().compiled.as_text()
     found = re.findall(r"= (.*?) (?:all-gather|all-reduce|all-to-all|collective-permute)(?:-start)?\(", text)
     assert found  # they do exchange something
     size = lambda shape: np.prod([int(n) for n in shape.split(",") if n])

@@ -9,9 +9,10 @@ import pytest
 
 import fedstrata as fs
 from fedstrata.data.sampling import Epochs
+from fedstrata.runtime.evaluate import measure
 from fedstrata.runtime.round import weighted_mean
 from fedstrata.runtime.run import prepare
-from fedstrata.runtime.simulate import cohort_at, crew_at, measure
+from fedstrata.runtime.simulate import cohort_at, crew_at
 from references import least_squares, squared_error
 from toys import Growing
 

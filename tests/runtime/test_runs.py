@@ -5,6 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import fedstrata as fs
+from fedstrata.runtime.run import prepare
 from fedstrata.runtime.runs import Groups, over_runs, threads_for
 
 
@@ -43,3 +45,18 @@ def test_a_seed_draws_once_for_all_settings():
     assert len(shapes) == 3
     alone = [v + jnp.sum(jax.random.normal(k, (5,))) + s for v, k, s in zip(values, keys, states, strict=True)]
     np.testing.assert_allclose(found, alone, rtol=1e-12)
+
+
+def test_tiny_programs_leave_out_what_xla_does_for_large_ones():
+    """The names of XLA's passes are its own: should they change, a tiny program would be as any other."""
+    problem = fs.Average(lambda w, e: (w @ e["x"] - e["y"]) ** 2)
+
+    def job(size):
+        x = np.ones((40, size), np.float32)
+        federation = fs.Federation.from_offsets({"x": x, "y": x[:, 0]}, np.arange(9) * 5)
+        return prepare(problem, fs.FedAvg(0.1, 2), federation, rounds=2, batch_size=1, params=x[0])
+
+    tiny = job(100)
+    assert tiny.tiny
+    assert not job(2000).tiny
+    assert "reduce-window" not in tiny.programs(tiny.begin()[0])[0]

@@ -13,7 +13,7 @@ import numpy as np
 from fedstrata.files import cache_folder, replacing
 from fedstrata.runtime.describe import describe
 from fedstrata.runtime.job import Job
-from fedstrata.runtime.simulate import Plan
+from fedstrata.runtime.world import Plan
 
 WORTH_MEASURING = 2e11  # floating-point operations of a run below which trying out costs more than it can save
 

@@ -19,10 +19,16 @@ from fedstrata.runtime import simulate
 from fedstrata.runtime.crew import spread_again, unspread
 from fedstrata.runtime.mesh import everywhere
 from fedstrata.runtime.runs import Groups, over_runs
-from fedstrata.runtime.simulate import Carry, Plan, Span, World
+from fedstrata.runtime.sight import show_server
 from fedstrata.runtime.start import start_values
+from fedstrata.runtime.world import Carry, Plan, Span, World
 from fedstrata.transport.ledger import Ledger, ledger
 from fedstrata.vector import Vector
+
+# Measured, see docs/benchmarks/tiny.md: up to which sizes a program is compiled for little work.
+TINY_STATE = 8192  # parameters × clients of a round × runs of a thread
+TINY_DRAWN = 8192  # examples drawn in a round × runs of a thread
+TINY_DATA = 16384  # examples in all, which evaluations look at
 
 
 class Job(NamedTuple):
@@ -64,7 +70,7 @@ class Job(NamedTuple):
 
         in_place: the given carry is used up, which saves copying the local state of all clients.
         """
-        program = _advance_in_place if in_place else _advance
+        program = _advance[self.tiny, in_place]
         if self.threads == 1 or in_place:
             return program(self._fixed(first, last, own), carry)
         groups = Groups(self.runs // self.seeds, self.seeds, self.threads)
@@ -86,6 +92,17 @@ class Job(NamedTuple):
         span = Span(*(jnp.asarray(v, jnp.int32) for v in (first, last, self.every, self.rounds)))
         return self.world, self.plan, self.values, self.rest, self.x0, self.keys, seeds or self.seeds, span, own
 
+    @property
+    def tiny(self) -> bool:
+        """Whether a step of all clients is so little that starting its kernels is most of its cost, on a CPU."""
+        if jax.default_backend() != "cpu" or self.world.spread is not None:
+            return False
+        state = sum(int(a.size) for a in jax.tree.leaves(self.x0)) * self.world.selection.size(self.world.clients)
+        drawn = self.rows_a_round() * self.runs
+        data = sum(len(jax.tree.leaves(split.examples)[0]) for split in self.world.flat.values())
+        most = max(state / TINY_STATE, drawn / TINY_DRAWN) / self.threads
+        return most <= 1 and data <= TINY_DATA
+
     def rows_a_round(self) -> int:
         """The most examples that the cohort of one run draws in a round."""
         world = self.world
@@ -99,13 +116,13 @@ class Job(NamedTuple):
 
     def scratch_bytes(self, carry: Carry) -> int:
         """Memory that the compiled program needs beside its arguments and results."""
-        program: Any = _advance
+        program: Any = _advance[self.tiny, False]
         analysis = program.lower(self._fixed(0, 0), carry).compile().compiled.memory_analysis()
         return int(analysis.temp_size_in_bytes) if analysis is not None else 0
 
     def programs(self, carry: Carry) -> list[str]:
         """What is compiled to be run round by round, as XLA's text."""
-        program: Any = _advance
+        program: Any = _advance[self.tiny, False]
         return [program.lower(self._fixed(0, 0), carry).compile().compiled.as_text()]
 
     def state_bytes(self) -> int:
@@ -152,14 +169,20 @@ def _advance_all(fixed: tuple, carry: Carry) -> Any:
     return over_runs(one, seeds, values, (x0, keys), (carry, own))
 
 
-_advance = eqx.filter_jit(_advance_all)
-_advance_in_place = eqx.filter_jit(_advance_all, donate="all-except-first")
+# What XLA does for large programs on a CPU costs tiny ones a third of their time: it shares kernels between threads,
+# and takes sums in two kernels.
+FOR_TINY = {"xla_disable_hlo_passes": "cpu-parallel-task-assigner,tree_reduction_rewriter"}
+_jit: Any = eqx.filter_jit  # its types do not know of options for the compiler
+_advance = {  # by (tiny, in place)
+    (tiny, in_place): _jit(_advance_all, donate=donated, compiler_options=FOR_TINY if tiny else None)
+    for tiny in (False, True)
+    for in_place, donated in ((False, "none"), (True, "all-except-first"))
+}
 
 
 @eqx.filter_jit
 def _solutions(world: World, values: Any, rest: Any, carry: Carry, seeds: int) -> Vector:
-    show = simulate.show_server
-    one = lambda v, c: eqx.combine(v, rest).solution(world.problem, show(c.shared))
+    one = lambda v, c: eqx.combine(v, rest).solution(world.problem, show_server(c.shared))
     return over_runs(one, seeds, values, (), (carry,))
 
 

@@ -18,7 +18,7 @@ from fedstrata.problems.stored import Stored
 from fedstrata.runtime.host import Host, HostSplit
 from fedstrata.runtime.layout import FlatSplit
 from fedstrata.runtime.mesh import Spread, by_device, in_blocks, per_client
-from fedstrata.runtime.simulate import World
+from fedstrata.runtime.world import World
 from fedstrata.transport.cohort import Selection, selection
 from fedstrata.transport.ledger import exchanges
 from fedstrata.vector import Vector

@@ -13,7 +13,7 @@ from fedstrata.runtime.job import Job
 from fedstrata.runtime.processes import agreed
 from fedstrata.runtime.records import Records
 from fedstrata.runtime.result import ENDINGS, Result
-from fedstrata.runtime.simulate import DIVERGED, EXPLODED, RUNNING, Carry
+from fedstrata.runtime.world import DIVERGED, EXPLODED, RUNNING, Carry
 from fedstrata.transport.cohort import Everyone
 
 Callback = Callable[[int, dict[str, np.ndarray]], Any]

@@ -18,6 +18,7 @@ from fedstrata.problems.base import Problem
 from fedstrata.report.axes import sign
 from fedstrata.report.progress import Progress
 from fedstrata.runtime.checkpoint import CheckpointError, Checkpoints
+from fedstrata.runtime.evaluate import measure
 from fedstrata.runtime.execution import settle
 from fedstrata.runtime.job import Job, ledger_of, repeat_runs, seed_list, spread, start_points
 from fedstrata.runtime.mesh import mesh_of
@@ -27,8 +28,8 @@ from fedstrata.runtime.progress import Callback, Run
 from fedstrata.runtime.result import DivergenceWarning, Result
 from fedstrata.runtime.resume import config_of, restore
 from fedstrata.runtime.runs import threads_for
-from fedstrata.runtime.simulate import Plan, measure
 from fedstrata.runtime.streamed import Streamed
+from fedstrata.runtime.world import Plan
 
 RECORDS = 64  # evaluations that one segment may hold
 

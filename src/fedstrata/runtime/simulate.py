@@ -4,90 +4,24 @@ The loop's bounds are traced, so a segment of any length is the same executable:
 never changes a bit of its result. A run that diverges or stops early is frozen in place, at the cost of the cohort.
 """
 
-from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PRNGKeyArray
 
 from fedstrata.algorithm import Algorithm, Cohort, Phase, steps_of
 from fedstrata.clock import Clock, domain
-from fedstrata.data.sampling import Sampler
 from fedstrata.memory import Pool
-from fedstrata.problems.base import Rows
 from fedstrata.random import fold_in
 from fedstrata.runtime import start as starting
-from fedstrata.runtime.crew import Crew, Execution, crew_of, read_local, unspread, write_local
-from fedstrata.runtime.layout import Flat
-from fedstrata.runtime.mesh import Spread
+from fedstrata.runtime.crew import Crew, crew_of, read_local, write_local
+from fedstrata.runtime.evaluate import judge, measure, record_of
 from fedstrata.runtime.round import Round, Setting, part_of_time, run_round
-from fedstrata.runtime.sight import show_server
-from fedstrata.transport.cohort import Everyone, Selection
-from fedstrata.vector import Vector, where, widest
-
-RUNNING, DIVERGED, EXPLODED, STOPPED = range(4)
-
-
-class World(eqx.Module):
-    """Everything a run looks at and never changes."""
-
-    problem: Any
-    monitor: Any  # another problem to evaluate on, or None
-    sampler: Sampler
-    selection: Selection
-    flat: Flat
-    full: dict[str, Rows]  # the splits to evaluate on; "train" is the objective
-    counts: Array | None  # (N,) weights of clients; None: all alike
-    clients: int = eqx.field(static=True)
-    spread: Spread | None = eqx.field(static=True, default=None)  # how the clients lie on a device mesh
-    host: Any = eqx.field(static=True, default=None)  # what stays on the host; `flat` then has one cohort's data
-
-    @property
-    def streamed(self) -> bool:
-        return self.host is not None
-
-
-class Plan(NamedTuple):
-    """The static part of a run: what another value of would make another program."""
-
-    records: int  # evaluations that one segment may hold
-    execution: Execution = "vmap"
-    stationarity: bool = True
-    per_client: bool = False
-    select: str | None = None  # the column by which the best solution is kept
-    sign: int = -1  # +1: the larger the better
-    patience: int | None = None  # evaluations without improvement before a run stops
-    explosion: float = 1e6  # an objective that grew by this factor counts as diverged
-
-
-class Span(NamedTuple):
-    """Which rounds a segment runs, and when it evaluates: all traced, so none of it recompiles."""
-
-    first: Array
-    last: Array
-    every: Array
-    rounds: Array  # of the whole run: its last round is always evaluated
-
-    def due(self, done: Array) -> Array:
-        return (done % self.every == 0) | (done == self.rounds)
-
-
-class Carry(NamedTuple):
-    """All that a run remembers between rounds: a checkpoint of it is complete by construction."""
-
-    shared: Any
-    local: dict[str, Any]
-    status: Array
-    bad_round: Array  # the round in which it diverged, or −1
-    bad_fields: Array  # which fields then were not finite, in the order of the state
-    first: Array  # the objective at the start
-    best: Array  # the best value of `select` so far
-    best_x: Vector | None
-    best_round: Array
-    waited: Array  # evaluations since
+from fedstrata.runtime.world import DIVERGED, RUNNING, Carry, Plan, Span, World
+from fedstrata.transport.cohort import Everyone
+from fedstrata.vector import Vector, where
 
 
 def setting_of(world: World, algorithm: Algorithm, plan: Plan, x0: Vector) -> Setting:
@@ -119,53 +53,6 @@ def crew_at(world: World, cohort: Cohort) -> Crew:
         seats = jnp.arange(cohort.ids.shape[0], dtype=jnp.int32)
         return Crew(cohort.ids, cohort.present, cohort.weights, False, world.selection.full, seats=seats)
     return crew_of(cohort, isinstance(world.selection, Everyone), world.selection.full, world.spread)
-
-
-@jax.default_matmul_precision("highest")  # what is reported is exact to the dtype, on a GPU too
-def measure(
-    world: World, algorithm: Algorithm, plan: Plan, shared: Any, local: dict[str, Any]
-) -> tuple[Vector, dict[str, Array]]:
-    """The solution and everything that is recorded about it."""
-    x = algorithm.solution(world.problem, show_server(shared))
-    known = getattr(world.problem, "exact", True)  # a problem may be too costly to solve
-    smooth = world.problem.smooth(x, world.full) if plan.stationarity and known else None
-    out = world.problem.evaluate(x, world.full, smooth)
-    if smooth is not None:
-        out |= algorithm.diagnose(world.problem, show_server(shared), x, smooth[1])
-    if not world.streamed:  # the clients' own fields are not here
-        out |= algorithm.observe(world.problem, unspread(local, world.flat, world.spread), x, world.full)
-    for split in world.full:
-        if split != "train":
-            out |= {f"{split}/{name}": v for name, v in world.problem.evaluate_split(x, world.full, split).items()}
-    if world.monitor is not None:
-        smooth = world.monitor.smooth(x, world.full) if plan.stationarity else None
-        found = world.monitor.evaluate(x, world.full, smooth)
-        out |= {f"monitor/{name}": v for name, v in found.items()}
-    if plan.per_client:
-        out |= {f"client/{n}": v for n, v in world.problem.evaluate_clients(x, world.full["train"]).items()}
-    return x, {name: v.astype(widest(v.dtype, jnp.float32)) for name, v in out.items()}
-
-
-def judge(plan: Plan, carry: Carry, x: Vector, found: dict[str, Array], round: Array) -> Carry:
-    """Divergence, the best solution so far, and early stopping, at one evaluation."""
-    value, running = found["objective"], carry.status == RUNNING
-    grown = value - carry.first > plan.explosion * jnp.maximum(jnp.abs(carry.first), 1)
-    status = jnp.where(running & (~jnp.isfinite(value) | grown), EXPLODED, carry.status)
-    carry = carry._replace(status=status, bad_round=jnp.where(status != carry.status, round, carry.bad_round))
-    if plan.select is None:
-        return carry
-    score = plan.sign * found[plan.select].astype(carry.best.dtype)
-    better = (carry.status == RUNNING) & (score > carry.best)
-    waited = jnp.where(better, 0, carry.waited + 1)
-    if plan.patience is not None:
-        late = (carry.status == RUNNING) & (waited >= plan.patience)
-        carry = carry._replace(status=jnp.where(late, STOPPED, carry.status))
-    return carry._replace(
-        best=jnp.where(better, score, carry.best),
-        best_x=where(better, x, carry.best_x),
-        best_round=jnp.where(better, round, carry.best_round),
-        waited=waited,
-    )
 
 
 def begin(
@@ -276,18 +163,6 @@ def advance(
         span.first, span.last, body, (carry, records, zero, zero, zero)
     )
     return (*_everywhere(world, carry, records), samples, took)
-
-
-def record_of(plan: Plan, carry: Carry, look: Callable, round: Array) -> tuple[Carry, dict[str, Array]]:
-    """An evaluation and what follows from it; a run that has gone wrong records nothing.
-
-    look: `measure` of the state.
-    """
-    with part_of_time("evaluation"):
-        x, found = look(carry.shared, carry.local)
-    judged = judge(plan, carry, x, found, round)
-    bad = (judged.status == DIVERGED) | (judged.status == EXPLODED)
-    return judged, {n: jnp.where(bad, jnp.nan, v) for n, v in found.items()}
 
 
 def _everywhere(world: World, carry: Carry, found: dict[str, Array]) -> tuple[Carry, dict[str, Array]]:

@@ -21,11 +21,12 @@ from fedstrata.clock import domain
 from fedstrata.runtime import simulate
 from fedstrata.runtime import start as starting
 from fedstrata.runtime.crew import Crew
+from fedstrata.runtime.evaluate import measure, record_of
 from fedstrata.runtime.host import HostLocal, HostSplit
 from fedstrata.runtime.job import Job
 from fedstrata.runtime.layout import Flat, local_fields
 from fedstrata.runtime.runs import over_runs
-from fedstrata.runtime.simulate import Carry, World
+from fedstrata.runtime.world import Carry, World
 from fedstrata.vector import Vector
 
 BEGIN = 1024  # clients whose own fields are begun at a time
@@ -258,6 +259,6 @@ def _measure(parts: tuple, carry: Carry, round: Array) -> tuple[Carry, dict[str,
     world, plan, values, rest, *_, seeds = parts
 
     def one(v: Any, carry: Carry) -> Any:
-        return simulate.record_of(plan, carry, partial(simulate.measure, world, eqx.combine(v, rest), plan), round)
+        return record_of(plan, carry, partial(measure, world, eqx.combine(v, rest), plan), round)
 
     return over_runs(one, seeds, values, (), (carry,))

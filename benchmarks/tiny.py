@@ -1,0 +1,77 @@
+"""What it brings tiny jobs on a CPU to be compiled without the passes that XLA makes for large ones.
+
+The same rounds through both programs, for growing jobs. `Job.tiny` draws the line from this table.
+"""
+
+import jax
+import numpy as np
+
+import fedstrata as fs
+import harness
+from fedstrata.runtime.job import _advance
+from fedstrata.runtime.run import prepare
+
+ROUNDS, EXAMPLES = 40, 200
+
+
+def squares(algorithm, parameters, clients, batch, runs=1, every=10**6):
+    """Least squares with 200 examples a client."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(clients * EXAMPLES, parameters)).astype(np.float32)
+    data = fs.Federation.from_offsets({"x": x, "y": x[:, 0]}, np.arange(clients + 1) * EXAMPLES)
+    problem = fs.Average(lambda w, e: 0.5 * (w @ e["x"] - e["y"]) ** 2)
+    options = {"rounds": 10**6, "evaluate_every": every, "stationarity": False, "execution": "vmap"}
+    start = np.zeros(parameters, np.float32)
+    job = prepare(problem, algorithm, data, seeds=runs, batch_size=batch, params=start, **options)
+    return job._replace(threads=1)
+
+
+def jobs():
+    """What is asked: title → job."""
+    for parameters, clients, batch, runs in [
+        (10, 8, 1, 1),
+        (100, 8, 1, 1),
+        (100, 20, 16, 1),
+        (100, 20, 16, 4),
+        (100, 20, 16, 10),
+        (1000, 8, 1, 1),
+        (1000, 20, 16, 1),
+        (100, 200, 1, 1),
+        (4000, 16, 16, 1),
+        (20_000, 8, 1, 1),
+    ]:
+        title = f"FedAvg, {parameters:,} parameters, {clients} clients, batch {batch}, {runs} runs"
+        yield title, squares(fs.FedAvg(1e-4, 10), parameters, clients, batch, runs)
+    yield "Scaffold, 100 parameters, 20 clients, batch 16, 1 runs", squares(fs.Scaffold(1e-4, 10), 100, 20, 16)
+    whole = squares(fs.FedAvg(1e-4, 1), 20, 80, "all", every=1)
+    yield "FedAvg, 20 parameters, 80 clients, batch all, 1 step, evaluated every round", whole
+
+
+def main():
+    rows = []
+    for title, job in jobs():
+        carry, fixed = job.begin()[0], job._fixed(0, ROUNDS)
+        program = lambda tiny, fixed=fixed, carry=carry: lambda: _advance[tiny, False](fixed, carry)
+        took = harness.interleaved({"as ever": program(False), "for little": program(True)}, repeats=9)
+        middle, low, high = harness.ratio(took["for little"], took["as ever"])
+        numbers = sum(a.size for a in jax.tree.leaves(job.x0)) * job.world.selection.size(job.world.clients)
+        spreads = [harness.spread(times / ROUNDS, unit=1e6) for times in took.values()]
+        chosen = "for little work" if job.tiny else "as ever"
+        rows.append([title, f"{numbers:,}", *spreads, f"{middle:.2f} [{low:.2f}, {high:.2f}]", chosen])
+    head = [
+        "job",
+        "parameters × clients × runs",
+        "µs per round, as ever",
+        "for little work",
+        "as ever / for little work",
+    ]
+    note = (
+        "Least squares, 200 examples a client, 10 local steps. “For little work” leaves out two passes of XLA: the one "
+        "that shares a kernel between threads, and the one that takes a sum in two kernels."
+    )
+    table = harness.table(head, rows)
+    harness.page(__file__, "Tiny jobs on a CPU", f"{note}\n\n{table}")
+
+
+if __name__ == "__main__":
+    main()
