@@ -188,9 +188,16 @@ def test_stage_one_comes_close_to_the_lowest_worst_loss_within_the_limit():
 
 def test_a_long_step_loses_the_limit_in_stage_two():
     """Growth is forbidden to first order only, and what was lost is not asked back."""
-    ends = [ask(np.asarray(run(FCFL(s, 0.05, r), 2 * r).solution()))[2].max() for s, r in ((0.1, 800), (0.01, 5000))]
-    assert ends[0] > 0.1
-    assert ends[1] < 0.055
+    near = lambda key: START + 1e-9 * jax.random.normal(key, (5,))  # where long steps end depends on every bit
+
+    def ends(step, stage_one):
+        found = run(FCFL(step, 0.05, stage_one), 2 * stage_one, params=near, seeds=8)
+        return np.array([ask(np.asarray(found.solution(seed=seed)))[2].max() for seed in range(8)])
+
+    long, short = ends(0.1, 800), ends(0.01, 5000)
+    assert long.max() > 0.1
+    assert np.median(long) > 0.06
+    assert short.max() < 0.055
 
 
 def test_it_sends_two_gradients_and_two_numbers():
