@@ -9,7 +9,7 @@ from jaxtyping import Array
 
 from fedstrata.algorithm import Algorithm
 from fedstrata.runtime.crew import unspread
-from fedstrata.runtime.round import part_of_time
+from fedstrata.runtime.local import part_of_time
 from fedstrata.runtime.sight import show_server
 from fedstrata.runtime.world import DIVERGED, EXPLODED, RUNNING, STOPPED, Carry, Plan, World
 from fedstrata.vector import Vector, where, widest

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 ROUNDS = 20  # that are traced, at most
-# Names that `round.part_of_time` gives, and what they are called here.
+# Names that `local.part_of_time` gives, and what they are called here.
 PARTS = {
     "cohort": "drawing cohorts",
     "samples": "drawing and looking up examples",

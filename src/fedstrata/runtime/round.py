@@ -1,4 +1,4 @@
-"""The round: the only loop over clients. Every runtime runs it, and no algorithm does."""
+"""The round: the only loop over clients, and the server's half of it. No algorithm has such a loop."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -8,49 +8,15 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PRNGKeyArray
 
-from fedstrata.algorithm import Algorithm, Cohort, Phase, at_time, steps_of
-from fedstrata.clock import BEGIN, END, Clock
-from fedstrata.data.sampling import Index, Sampler
-from fedstrata.data.shard import Sample, Shard
+from fedstrata.algorithm import Cohort, Phase, at_time
 from fedstrata.memory import Pool
 from fedstrata.placement import field_of, part, placements, with_parts
-from fedstrata.random import fold_in
-from fedstrata.runtime.crew import Crew, Execution, over_clients
+from fedstrata.runtime.crew import Crew, over_clients
 from fedstrata.runtime.layout import Flat, flat_union, push_union
-from fedstrata.runtime.sight import ClientSight, server_sight, show_server
+from fedstrata.runtime.local import Setting, client_part, kept, member_of, part_of_time
+from fedstrata.runtime.sight import server_sight, show_server
 from fedstrata.transport.ledger import Exchange, exchanges
-from fedstrata.vector import where, widest
-
-part_of_time = lambda name: jax.named_scope(f"fs.{name}")  # what `fs.profile` finds again in a trace
-AT_ONCE = 2**15  # bytes of examples (a core's nearest cache) up to which those of all steps are looked up at once
-
-
-class Setting(NamedTuple):
-    """What a round needs beside its state."""
-
-    algorithm: Algorithm
-    problem: Any
-    sampler: Sampler
-    execution: Execution
-    flat: Flat  # the data of all clients
-    template: Any  # one client's start value of every field
-    dtype: Any  # of the parameters
-
-
-class Member(NamedTuple):
-    """A client of the cohort."""
-
-    id: Array
-    starts: Mapping[str, Array]  # by split: where its rows begin, and how many they are
-    counts: Mapping[str, Array]
-    key: PRNGKeyArray  # folded from (seed, round, client)
-    lasting_key: PRNGKeyArray  # folded from (seed, client)
-
-
-def member_of(flat: Flat, id: Array, place: Array, key: PRNGKeyArray, round: Array | int) -> Member:
-    """A client, which is the `place`-th of those whose data are here; `key` is the run's key for samples."""
-    start, count = ({s: getattr(f, what)[place] for s, f in flat.items()} for what in ("start", "count"))
-    return Member(id, start, count, fold_in(fold_in(key, round), id), fold_in(fold_in(key, 2**31 - 1), id))
+from fedstrata.vector import widest
 
 
 class Round(NamedTuple):
@@ -98,135 +64,43 @@ def _exchange(
     this: Round, plan: Exchange, number: int, known: frozenset[str], shared: Any, copies: Any, repetition: Array
 ) -> tuple[Any, dict[str, Any]]:
     """Clients receive, work and send; the server merges and steps. Returns its state and the clients' copies."""
-    setting, cohort, crew, places = this.setting, this.cohort, this.crew, placements(type(shared))
-    kept = [f for f, p in places.items() if p.client_reads and p.merge != "union" and (p.down or not p.up)]
-    own = [f for f in plan.receives if field_of(f) in this.starts and number == 0]
-    received = {
-        f: flat_union(v) if isinstance(v, Pool) else v for f in plan.receives if f not in own for v in [part(shared, f)]
-    }
+    setting, cohort, crew = this.setting, this.cohort, this.crew
+    own = frozenset(this.starts) if number == 0 else frozenset()
+    received = received_by(plan, shared, own)
 
-    def client(flat: Flat, given: Any, own: tuple[Array, Array, dict[str, Any]]) -> dict[str, Any]:
-        (setting, cohort, received, repetition, key), (id, place, copy) = given, own
-        setting = setting._replace(flat=flat)
+    def client(flat: Flat, given: Any, mine: tuple[Array, Array, dict[str, Any]]) -> dict[str, Any]:
+        (setting, cohort, received, repetition, key), (id, place, copy) = given, mine
         member = member_of(flat, id, place, key, cohort.clock.round)
-        start = with_parts(setting.template._replace(**copy), received)
-        sight = ClientSight(setting.algorithm, known={*known, *map(field_of, plan.receives)})
-        state = _local_work(setting, number, repetition, member, cohort, start, sight)
-        return {f: part(state, f) for f in {*plan.sends, *kept}}
+        size = cohort.ids.shape[0]
+        return client_part(setting._replace(flat=flat), plan, number, known, member, copy, received, repetition, size)
 
     given = (setting._replace(flat={}), cohort, received, repetition, this.key)
     with part_of_time("local"):
         done = over_clients(client, setting.flat, given, (crew.ids, crew.places, copies), crew, setting.execution)
+    return server_part(setting, plan, number, shared, done, cohort, crew), {f: done[f] for f in kept(type(shared))}
+
+
+def received_by(plan: Exchange, shared: Any, own: frozenset[str] = frozenset()) -> dict[str, Any]:
+    """What every client gets at the start of an exchange; nothing of fields that it has a start of its own for."""
+    values = {f: part(shared, f) for f in plan.receives if field_of(f) not in own}
+    return {f: flat_union(v) if isinstance(v, Pool) else v for f, v in values.items()}
+
+
+def server_part(
+    setting: Setting, plan: Exchange, number: int, shared: Any, sent: Mapping[str, Any], cohort: Cohort, crew: Crew
+) -> Any:
+    """What the server does in an exchange: merge what was sent, and step."""
+    places = placements(type(shared))
     with part_of_time("merge"):
-        merged = {f: merge(places[field_of(f)].merge, part(shared, f), done[f], cohort, crew) for f in plan.sends}
+        merged = {f: merge(places[field_of(f)].merge, part(shared, f), sent[f], cohort, crew) for f in plan.sends}
     after = with_parts(shared, merged)
     algorithm = at_time(setting.algorithm, cohort.clock, setting.dtype)
     server_step = algorithm.phases(setting.problem)[number].server_step
-    if server_step is not None:
-        before, where = show_server(shared), f"{type(algorithm).__name__}.{getattr(server_step, '__name__', 'server')}"
-        with part_of_time("server"):
-            after = server_sight(where, lambda merged: server_step(setting.problem, before, merged, cohort), after)
-    return after, {f: done[f] for f in kept}
-
-
-def _local_work(
-    setting: Setting, number: int, repetition: Array, member: Member, cohort: Cohort, start: Any, sight: ClientSight
-) -> Any:
-    problem, rule, steps = setting.problem, setting.sampler, steps_of(setting.algorithm)
-    phase = setting.algorithm.phases(problem)[number]
-    shard = {s: f.view(member.starts[s], member.counts[s]) for s, f in setting.flat.items()}
-    key = member.key
-    if phase.fresh:
-        key = fold_in(fold_in(key, number + 1), repetition)
-    clock = lambda local_step: Clock.at(cohort.clock.round, steps, local_step)
-    draw = lambda local_step: problem.draws(
-        shard, key, rule, clock(local_step), member.id, member.lasting_key, phase.streams
-    )
-    count = phase.first + jnp.arange(phase.steps, dtype=jnp.int32)
-    with part_of_time("samples"):
-        drawn = _drawn(problem, shard, jax.vmap(draw)(count), cohort.ids.shape[0]) if rule.ahead else None
-
-    def call(name: str, local_step: Array | int, state: Any, samples: Any = None) -> Any:
-        ends = {BEGIN: phase.first, END: phase.first + phase.steps - 1}
-        time = clock(ends[local_step] if isinstance(local_step, int) else local_step)
-        with part_of_time("samples"):
-            draws = draw(local_step) if samples is None else None
-            oracle = problem.oracle(shard, key, rule, clock=time, client=member.id, draws=draws, samples=samples)
-        function = getattr(at_time(setting.algorithm, time, setting.dtype).phases(problem)[number], name)
-        return sight.call(function, oracle, start, state)
-
-    def one_step(state: Any, local_step: Array) -> tuple[Any, None]:
-        with part_of_time("samples"):
-            samples = drawn(local_step - phase.first) if drawn else None
-        new = call("step", local_step, state, samples)
-        if rule.may_idle:
-            seen = [rule.seen(local_step, shard[split].count) for split in problem.streams.values()]
-            new = where(jnp.sum(jnp.stack([s for s in seen if s is not None])) > 0, new, state)
-        return new, None
-
-    state = start._replace(**own_start(setting, start, member.id))
-    if phase.begin is not None and not _is_default(phase.begin, "local_begin"):
-        state = call("begin", BEGIN, state)
-    if phase.steps == 1:
-        state = one_step(state, count[0])[0]
-    else:
-        state = jax.lax.scan(one_step, state, count, unroll=_unroll(state, phase.steps, cohort.ids.shape[0]))[0]
-    if phase.end is not None and not _is_default(phase.end, "local_end"):
-        state = call("end", END, state)
-    return state
-
-
-def _drawn(
-    problem: Any, shard: Shard, draws: Mapping[str, Index], clients: int
-) -> Callable[[Array], dict[str, Sample]]:
-    """The samples of step i, given what was drawn for all steps.
-
-    A few small examples are looked up for all steps and streams together: XLA takes every look-up in a large array for
-    a large one and shares it between threads, at the price of several small kernels.
-    """
-    alike: dict[tuple, list[str]] = {}
-    for stream, (index, _) in draws.items():
-        alike.setdefault((problem.streams[stream], index.shape), []).append(stream)
-    one = lambda split: sum(a.nbytes // max(len(a), 1) for a in jax.tree.leaves(shard[split].examples))
-    size = clients * sum(index.size * one(problem.streams[stream]) for stream, (index, _) in draws.items())
-    together = lambda names: jnp.stack([draws[s][0] for s in names])
-    rows = {of: shard[of[0]].take(together(names)) for of, names in alike.items()} if size <= AT_ONCE else None
-
-    def at(step: Array) -> dict[str, Sample]:
-        out: dict[str, Sample] = {}
-        for of, names in alike.items():
-            for number, stream in enumerate(names):
-                index, mask = jax.tree.map(lambda a: a[step], draws[stream])
-                pick = lambda a, n=number: a[n, step]
-                examples = shard[of[0]].take(index) if rows is None else jax.tree.map(pick, rows[of])
-                out[stream] = Sample(examples, mask, index)
-        return out
-
-    return at
-
-
-def _unroll(state: Any, steps: int, clients: int) -> int:
-    """Few tiny steps are written out: a loop of tiny kernels costs more than what it does.
-
-    Not so larger ones: XLA fuses what is written out into kernels that it deems worth two threads, and waking a thread
-    costs more than such a kernel.
-    """
-    size = clients * sum(int(a.size) for a in jax.tree.leaves(state))
-    return steps if steps <= 8 and size <= 1024 else 1
-
-
-def own_start(setting: Setting, start: Any, client: Array) -> dict[str, Any]:
-    """What a client sends up only, and its own rows of a pool, begin as the template in every exchange."""
-    out: dict[str, Any] = {}
-    for field, place in placements(type(start)).items():
-        value = getattr(setting.template, field)
-        if isinstance(value, Pool):
-            out[field] = Pool(
-                value.rows, jnp.full_like(value.client, client), value.valid, value.capacity, value.history
-            )
-        elif place.up and not place.down:
-            out[field] = value
-    return out
+    if server_step is None:
+        return after
+    before, where = show_server(shared), f"{type(algorithm).__name__}.{getattr(server_step, '__name__', 'server')}"
+    with part_of_time("server"):
+        return server_sight(where, lambda merged: server_step(setting.problem, before, merged, cohort), after)
 
 
 def merge(how: str | None, old: Any, stacked: Any, cohort: Cohort, crew: Crew) -> Any:
@@ -247,7 +121,3 @@ def weighted_mean(stacked: Array, crew: Crew) -> Array:
     weights, values = crew.weights.astype(wide), jnp.where(present, stacked, 0).astype(wide)
     mean = jnp.tensordot(weights, values, axes=1, precision="highest")
     return mean.astype(stacked.dtype)
-
-
-def _is_default(method: Any, name: str) -> bool:
-    return getattr(method, "__func__", None) is getattr(Algorithm, name)

@@ -18,7 +18,8 @@ from fedstrata.random import fold_in
 from fedstrata.runtime import start as starting
 from fedstrata.runtime.crew import Crew, crew_of, read_local, write_local
 from fedstrata.runtime.evaluate import judge, measure, record_of
-from fedstrata.runtime.round import Round, Setting, part_of_time, run_round
+from fedstrata.runtime.local import Setting, part_of_time
+from fedstrata.runtime.round import Round, run_round
 from fedstrata.runtime.world import DIVERGED, RUNNING, Carry, Plan, Span, World
 from fedstrata.transport.cohort import Everyone
 from fedstrata.vector import Vector, where

@@ -14,8 +14,9 @@ from fedstrata.memory import Pool
 from fedstrata.placement import placements, select
 from fedstrata.runtime.crew import Crew, over_clients, read_local, write_local
 from fedstrata.runtime.layout import Flat, empty_union, local_fields, stack_local, window
+from fedstrata.runtime.local import Member, Setting, member_of, own_start
 from fedstrata.runtime.mesh import Spread
-from fedstrata.runtime.round import Member, Setting, member_of, merge, own_start
+from fedstrata.runtime.round import merge
 from fedstrata.runtime.sight import ClientSight, hide_local, server_sight, show_server
 from fedstrata.vector import Vector
 
@@ -25,38 +26,74 @@ CHUNK = 256  # clients whose `init_client` runs at a time over a large federatio
 class Start(NamedTuple):
     shared: Any  # the server's state
     own: dict[str, Any]  # fields that the first cohort starts from client by client, stacked; usually none
-    merged: Any = None  # what clients know of each other's starts when their own fields begin
+    merged: dict[str, Any] | None = None  # what clients know of each other's starts when their own fields begin
 
 
 def begin(setting: Setting, key: PRNGKeyArray, cohort: Cohort, crew: Crew) -> Start:
     """The server's state before round 0. `key` is the run's key for starts; `setting.flat` has the cohort's data."""
-    algorithm, template = setting.algorithm, setting.template
-    shared = hide_local(template, algorithm)
-    size = cohort.ids.shape[0]
-    wide = {f: empty_union(v, size) for f in template._fields if isinstance(v := getattr(template, f), Pool)}
-    gathered = select(type(template), lambda p: p.merge == "rows")
-    widen = lambda value: jax.tree.map(lambda a: jnp.broadcast_to(a, (size, *jnp.shape(a))), value)
-    shared = shared._replace(**wide, **{f: widen(getattr(template, f)) for f in gathered})
-    if type(algorithm).init_client is Algorithm.init_client and not algorithm.merge_at_init:
-        return Start(shared, {})
+    algorithm, shared = setting.algorithm, blank(setting, cohort.ids.shape[0])
     each = partial(_each, setting, key, crew, setting.execution)
     if not algorithm.merge_at_init:
-        moved = _moved(setting, key)
-        fields = [f for f in select(type(template), lambda p: p.down and p.merge == "mean") if f in moved]
+        fields = own_fields(setting, key)
         return Start(shared, each(fields, init_one) if fields else {})
-    sent = select(type(template), lambda p: p.up)
-    first = each(sent, init_one)
-    places = placements(type(template))
-    join = lambda f: merge(places[f].merge, getattr(shared, f), first[f], cohort, crew)
-    merged = shared._replace(**{f: join(f) for f in sent})
+    merged = merge_starts(setting, shared, each(sent_at_start(setting), init_one), cohort, crew)
+    if not starts_twice(algorithm):
+        return Start(merged, {})
+    known = received_at_start(merged)
+    pooled = each(pools(setting), start_one, known)
+    return Start(pool_again(setting, shared, merged, pooled, cohort, crew), {}, known)
+
+
+def blank(setting: Setting, size: int) -> Any:
+    """The server's state before it has heard of any client, for cohorts of this size."""
+    template = setting.template
+    shared = hide_local(template, setting.algorithm)
+    wide = {f: empty_union(getattr(template, f), size) for f in pools(setting)}
+    gathered = select(type(template), lambda p: p.merge == "rows")
+    widen = lambda value: jax.tree.map(lambda a: jnp.broadcast_to(a, (size, *jnp.shape(a))), value)
+    return shared._replace(**wide, **{f: widen(getattr(template, f)) for f in gathered})
+
+
+def merge_starts(setting: Setting, shared: Any, first: dict[str, Any], cohort: Cohort, crew: Crew) -> Any:
+    """The server's state after the first cohort has sent its starts."""
+    algorithm, places = setting.algorithm, placements(type(shared))
+    merged = {f: merge(places[f].merge, getattr(shared, f), first[f], cohort, crew) for f in sent_at_start(setting)}
     now = at_time(algorithm, Clock.at(0, steps_of(algorithm)), setting.dtype)
     start = lambda merged: now.server_start(setting.problem, merged, cohort)
-    merged = server_sight(f"{type(algorithm).__name__}.server_start", start, merged)
-    if type(algorithm).client_start is Algorithm.client_start:
-        return Start(merged, {})
-    pooled = each(tuple(wide), start_one, merged)
-    anew = {f: merge("union", wide[f], pooled[f], cohort, crew) for f in wide}
-    return Start(merged._replace(**anew), {}, merged)
+    return server_sight(f"{type(algorithm).__name__}.server_start", start, shared._replace(**merged))
+
+
+def pool_again(setting: Setting, empty: Any, merged: Any, pooled: dict[str, Any], cohort: Cohort, crew: Crew) -> Any:
+    """The server's state after `client_start`: the pools hold what it made of them."""
+    anew = {f: merge("union", getattr(empty, f), pooled[f], cohort, crew) for f in pools(setting)}
+    return merged._replace(**anew)
+
+
+def pools(setting: Setting) -> tuple[str, ...]:
+    return tuple(f for f in setting.template._fields if isinstance(getattr(setting.template, f), Pool))
+
+
+def sent_at_start(setting: Setting) -> tuple[str, ...]:
+    """What the first cohort sends before round 0, if anything is merged then."""
+    return select(type(setting.template), lambda p: p.up) if setting.algorithm.merge_at_init else ()
+
+
+def received_at_start(merged: Any) -> dict[str, Any]:
+    """What `client_start` sees of the others."""
+    return {f: getattr(show_server(merged), f) for f in select(type(merged), lambda p: p.down)}
+
+
+def starts_twice(algorithm: Algorithm) -> bool:
+    """Whether clients go on from what was merged at the start."""
+    return algorithm.merge_at_init and type(algorithm).client_start is not Algorithm.client_start
+
+
+def own_fields(setting: Setting, key: PRNGKeyArray) -> tuple[str, ...]:
+    """The fields that a client of the first cohort does not start from as the server has them."""
+    if type(setting.algorithm).init_client is Algorithm.init_client or setting.algorithm.merge_at_init:
+        return ()
+    moved = _moved(setting, key)
+    return tuple(f for f in select(type(setting.template), lambda p: p.down and p.merge == "mean") if f in moved)
 
 
 def begin_local(setting: Setting, key: PRNGKeyArray, clients: int, spread: Spread | None, merged: Any) -> dict:
@@ -115,11 +152,10 @@ def init_one(setting: Setting, member: Member) -> Any:
     return sight.call(lambda oracle, start, state: now.init_client(oracle, state), oracle, view, view)
 
 
-def start_one(setting: Setting, member: Member, merged: Any) -> Any:
+def start_one(setting: Setting, member: Member, received: dict[str, Any]) -> Any:
     """`client_start` of one client, which knows what was merged."""
     algorithm, oracle, clock = setting.algorithm, *_oracle(setting, member)
     own = init_one(setting, member)
-    received = {f: getattr(show_server(merged), f) for f in select(type(own), lambda p: p.down)}
     sight = ClientSight(algorithm, known=received)
     state = own._replace(**{f: v for f, v in received.items() if not isinstance(v, Pool)})
     return sight.call(at_time(algorithm, clock, setting.dtype).client_start, oracle, own._replace(**received), state)
