@@ -1,5 +1,6 @@
 """The server of a deployed run: it writes to sites, merges what they answer, and keeps the run's state."""
 
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -10,16 +11,35 @@ import numpy as np
 
 from fedstrata.algorithm import Cohort
 from fedstrata.runtime import start as starting
+from fedstrata.runtime.checkpoint import CheckpointError, Checkpoints
 from fedstrata.runtime.crew import Crew
 from fedstrata.runtime.round import received_by, server_part
+from fedstrata.runtime.sight import show_server
 from fedstrata.runtime.simulate import cohort_at
 from fedstrata.runtime.site import Terms
+from fedstrata.transport.codec import from_named_arrays, named_arrays
 from fedstrata.transport.ledger import Exchange, exchanges
 from fedstrata.transport.letters import BEGIN, START, Letter, Stage, pack, unpack
 from fedstrata.vector import Vector
 
-# Letters by the site's number, and the answers that came in time; whoever is missing among them is absent.
-Link = Callable[[Mapping[int, Letter]], Mapping[int, Letter]]
+# Letters by the site's number → the answers that came in time, or in their place why there is none.
+Link = Callable[[Mapping[int, Letter]], Mapping[int, "Letter | str"]]
+
+log = logging.getLogger("fedstrata")
+
+
+class Report(NamedTuple):
+    """How an exchange went."""
+
+    stage: Stage
+    received: tuple[str, ...]  # names of sites
+    missing: dict[str, str]  # name: why
+
+    def __str__(self) -> str:
+        lost = "; ".join(f"{name}: {why}" for name, why in self.missing.items())
+        return f"round {self.stage.round}, phase {self.stage.phase}: {len(self.received)} answered" + (
+            f", {len(self.missing)} did not ({lost})" if lost else ""
+        )
 
 
 class Progress(NamedTuple):
@@ -37,8 +57,20 @@ class QuorumError(RuntimeError):
 class Conductor:
     """Runs rounds over a link. `names`: the sites, in the order of their numbers."""
 
-    def __init__(self, terms: Terms, names: tuple[str, ...], link: Link, quorum: float = 1.0):
-        self.terms, self.names, self.link, self.quorum = terms, names, link, quorum
+    def __init__(
+        self,
+        terms: Terms,
+        names: tuple[str, ...],
+        link: Link,
+        quorum: float = 1.0,
+        on_report: Callable[[Report], None] = lambda report: None,
+    ):
+        """quorum: the share of a round's sites that must answer in every exchange of it."""
+        if not 0 < quorum <= 1:
+            raise ValueError(f"quorum={quorum} must be a share of the sites: > 0 and <= 1")
+        if len(set(names)) != len(names) or len(names) != terms.world.clients:
+            raise ValueError(f"a run of {terms.world.clients} sites needs as many different names, not {names}")
+        self.terms, self.names, self.link, self.quorum, self.on_report = terms, names, link, quorum, on_report
         self.setting, self.problem = terms.setting(), terms.world.problem
         self.phases = terms.algorithm.phases(self.problem)
         self.plans = exchanges(terms.algorithm, self.phases)
@@ -48,16 +80,18 @@ class Conductor:
         cohort = self.cohort(0)
         everyone, first = list(range(len(self.names))), [int(i) for i in np.asarray(cohort.ids)]
         shared = starting.blank(self.setting, len(first))
-        said = self._ask(everyone, Stage(-1, BEGIN), {}, {}, starting.sent_at_start(self.setting))
+        stage = Stage(-1, BEGIN)
+        said = self._ask(everyone, stage, {}, {}, starting.sent_at_start(self.setting))
+        self._enough(list(said), len(everyone), stage)  # a site that never began has nothing to go on from
         if not self.terms.algorithm.merge_at_init:
             return Progress(0, shared, dict.fromkeys(said, Stage(-1, BEGIN)))
-        cohort = _present(cohort, said)
         merged = _merge_starts(self.terms, shared, self._stack(said, first), cohort)
         if not starting.starts_twice(self.terms.algorithm):
             return Progress(0, merged, dict.fromkeys(said, Stage(-1, BEGIN)))
         fields = starting.received_at_start(merged)
-        said = self._ask(list(said), Stage(-1, START), fields, {}, starting.pools(self.setting))
-        shared = _pool_again(self.terms, shared, merged, self._stack(said, first), _present(cohort, said))
+        said = self._ask(everyone, stage := Stage(-1, START), fields, {}, starting.pools(self.setting))
+        self._enough(list(said), len(everyone), stage)
+        shared = _pool_again(self.terms, shared, merged, self._stack(said, first), cohort)
         return Progress(0, shared, dict.fromkeys(said, Stage(-1, START)))
 
     def cohort(self, round: int) -> Cohort:
@@ -69,7 +103,7 @@ class Conductor:
         """One round. A site that misses an exchange is absent from then on, and keeps what it had."""
         cohort, shared, done = self.cohort(now.round), now.shared, 0
         ids, here = [int(i) for i in np.asarray(cohort.ids)], [bool(p) for p in np.asarray(cohort.present)]
-        left = [i for i, p in zip(ids, here, strict=True) if p and i in now.after]
+        left = [i for i, p in zip(ids, here, strict=True) if p]
         needed = max(1, int(np.ceil(self.quorum * len(left))))
         for number, (phase, plan) in enumerate(zip(self.phases, self.plans, strict=True)):
             for repetition in range(phase.repeat):
@@ -78,44 +112,71 @@ class Conductor:
                 stage = Stage(now.round, done, number, repetition)
                 said = self._ask(left, stage, received_by(plan, shared), now.after, plan.sends)
                 left = [i for i in left if i in said]
-                if len(left) < needed:
-                    raise QuorumError(
-                        f"round {now.round}, phase {number}: {len(left)} of {len(ids)} sites answered, and "
-                        f"{needed} must; the run stays where it was, before this round"
-                    )
+                self._enough(left, needed, stage)
                 cohort = _present(cohort, said)
                 shared = _settle(self.terms, plan, number, shared, self._stack(said, ids), cohort)
                 done += 1
         took = Stage(now.round, done - 1)
         return Progress(now.round + 1, shared, now.after | dict.fromkeys(left, took))
 
-    def solution(self, now: Progress) -> Vector:
-        from fedstrata.runtime.sight import show_server
+    def _enough(self, left: list[int], needed: int, stage: Stage) -> None:
+        if len(left) < needed:
+            raise QuorumError(
+                f"round {stage.round}, phase {stage.phase}: {len(left)} sites answered, and {needed} must; the run "
+                "stays as it was before this round"
+            )
 
+    def save(self, store: Checkpoints, now: Progress) -> None:
+        after = {self.names[i]: list(stage) for i, stage in now.after.items()}
+        config = {"run": self.terms.run, "sites": list(self.names), "after": after}
+        store.save(now.round, named_arrays(now.shared, "shared"), config)
+
+    def load(self, store: Checkpoints) -> Progress | None:
+        """Where the run was when it was last saved; None: nowhere yet."""
+        if (saved := store.load()) is None:
+            return None
+        for name, now in (("run", self.terms.run), ("sites", list(self.names))):
+            if saved.config[name] != now:
+                raise CheckpointError(f"{store.folder} holds {name} {saved.config[name]!r}, and this is {now!r}")
+        size = self.terms.world.selection.size(self.terms.world.clients)
+        like = jax.eval_shape(lambda: starting.blank(self.setting, size))
+        shared = jax.tree.map(jnp.asarray, from_named_arrays(like, saved.arrays, "shared"))
+        after = {i: Stage(*saved.config["after"][name]) for i, name in enumerate(self.names)}
+        return Progress(saved.round, shared, after)
+
+    def solution(self, now: Progress) -> Vector:
         return self.terms.algorithm.solution(self.problem, show_server(now.shared))
 
     def _ask(
         self, sites: list[int], stage: Stage, fields: Mapping[str, Any], after: Mapping[int, Stage], wanted: Any
     ) -> dict[int, dict[str, Any]]:
-        """What these sites send; an answer that is not what was asked for counts as none."""
+        """What these sites send, in the order of their numbers; an answer that is wrong counts as none."""
         arrays, pools = pack(fields)
         calls = {i: Letter(self.terms.run, stage, self.names[i], arrays, after.get(i), pools or None) for i in sites}
+        replies = self.link(calls)
         said: dict[int, dict[str, Any]] = {}
-        for i, reply in self.link(calls).items():
-            said[i] = self.checked(calls[i], reply, wanted)
-        return dict(sorted(said.items()))
+        missing: dict[str, str] = {}
+        for i, call in sorted(calls.items()):
+            reply = replies.get(i, "no answer")
+            try:
+                said[i] = self._checked(call, reply, wanted) if isinstance(reply, Letter) else _refuse(reply)
+            except ValueError as error:
+                missing[call.site] = str(error)
+        report = Report(stage, tuple(self.names[i] for i in said), missing)
+        if missing:
+            log.warning("%s", report)
+        self.on_report(report)
+        return said
 
-    def checked(self, call: Letter, reply: Letter, wanted: tuple[str, ...]) -> dict[str, Any]:
-        """The fields of a reply; a ValueError names what is wrong with it."""
-        if (reply.run, reply.site, reply.stage) != (call.run, call.site, call.stage):
-            raise ValueError(
-                f"{call.site} was asked for {call.stage} of run {call.run!r} and answers as {reply.site!r} with "
-                f"{reply.stage} of run {reply.run!r}"
-            )
+    def _checked(self, call: Letter, reply: Letter, wanted: tuple[str, ...]) -> dict[str, Any]:
+        """The fields of a reply; a ValueError says what is wrong with it."""
+        asked, got = (call.run, call.site, call.stage), (reply.run, reply.site, reply.stage)
+        if asked != got:
+            raise ValueError(f"the answer is about {got}, and was asked about {asked}")
         fields = unpack(reply.arrays, self.setting.template, wanted)
         for name, array in reply.arrays.items():
             if np.issubdtype(array.dtype, np.inexact) and not np.all(np.isfinite(array)):
-                raise ValueError(f"{call.site} sends {name} with values that are not finite")
+                raise ValueError(f"{name} has values that are not finite")
         return fields
 
     def _stack(self, said: Mapping[int, dict[str, Any]], ids: list[int]) -> dict[str, Any]:
@@ -124,6 +185,10 @@ class Conductor:
         nothing = jax.tree.map(jnp.zeros_like, some)
         rows = [said.get(i, nothing) for i in ids]
         return jax.tree.map(lambda *leaves: jnp.stack([jnp.asarray(a) for a in leaves]), *rows)
+
+
+def _refuse(why: str) -> dict[str, Any]:
+    raise ValueError(why)
 
 
 def _present(cohort: Cohort, said: Mapping[int, Any]) -> Cohort:
