@@ -210,22 +210,23 @@ def test_seeds_values_and_chunks_in_one_program_equal_single_runs_over_devices(c
 def test_sites_that_only_exchange_letters_follow_the_simulation(case, swept):
     if case.algorithm.centralised:
         return
-    rounds, this = 3, job(case.algorithm, **swept[0])
-    carry = this.advance(this.begin()[0], 0, rounds)[0]
-    conductor, sites, traffic = rehearsal(job(case.algorithm, seeds=[5], cohort=3))
+    task, rounds, (options, _) = task_of(case.algorithm), 3, swept
+    simulated = run(case.algorithm, **{**options, "rounds": rounds})
+    given = {"params": START, "batch_size": 3, "cohort": 3}
+    conductor, sites, traffic = rehearsal(task.problem, case.algorithm, task.federation, seed=5, **given)
     now = advance(conductor, rounds)
-    of_run = lambda tree: jax.tree.map(lambda a: np.asarray(a)[1:2], tree)  # the first value, the second seed
-    assert_close(conductor.solution(now), jax.tree.map(lambda a: a[0], of_run(this.solutions(carry))), rtol=1e-12)
-    simulated = of_run(carry.local)
+    ((name, values),) = options["sweep"].items()
+    assert_close(conductor.solution(now).tree, simulated.solution(**{name: values[0]}, seed=5), rtol=1e-12)
     for site in sites:
         held = site.fields(now.after[site.number])
-        for field, value in simulated.items():
-            theirs, rows = of_clients(value, [site.number]), isinstance(value, fs.PerExample)
+        for field, value in simulated.local.items():
+            theirs = of_clients(jax.tree.map(lambda a: a[0, 1:], value), [site.number])
+            rows = isinstance(value, fs.PerExample)
             # A site's window of per-example memory may be wider than its data.
             mine = jax.tree.map(lambda a, b: a[: b.shape[1]], held[field].rows, theirs) if rows else held[field]
             assert_close(mine, jax.tree.map(lambda a, row=rows: a[0] if row else a[0, 0], theirs), rtol=1e-12)
-    assert traffic.up == this.ledger.up * 3 * rounds
-    assert traffic.down == this.ledger.total("down", rejoining=True) * 3 * rounds
+    assert traffic.up == simulated.ledger.up * 3 * rounds
+    assert traffic.down == simulated.ledger.total("down", rejoining=True) * 3 * rounds
 
 
 # One of each kind of state: chunks are cut below what an algorithm can see.

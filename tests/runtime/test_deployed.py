@@ -21,13 +21,15 @@ ROUNDS = 4
 KINDS = ["Scaffold", "FedX2", "FedNest", "FedDRSCGD"]
 
 
-def job(name, **options):
-    algorithm = CASES[name].algorithm
-    if name == "FedNest":  # fewer exchanges
-        algorithm = dataclasses.replace(algorithm, inner_rounds=2, terms=2)
-    task = task_of(algorithm)
-    given = {"rounds": ROUNDS, "batch_size": 3, "params": START, "stationarity": False, "execution": "vmap", **options}
-    return prepare(task.problem, algorithm, task.federation, **given)
+def algorithm(name):
+    found = CASES[name].algorithm
+    return dataclasses.replace(found, inner_rounds=2, terms=2) if name == "FedNest" else found  # fewer exchanges
+
+
+def deployed(name, **options):
+    """The server and the sites of a run, which are called client 0 to client 3."""
+    task = task_of(algorithm(name))
+    return rehearsal(task.problem, algorithm(name), task.federation, params=START, batch_size=3, **options)
 
 
 def assert_close(a, b, rtol):
@@ -47,22 +49,24 @@ def wrapped(conductor: Conductor, fault, quorum=0.5):
 
 def silent(call, reply):
     """The third site does not answer in round 1."""
-    return "no answer" if (call.site, call.stage.round) == ("site 2", 1) else reply
+    return "no answer" if (call.site, call.stage.round) == ("client 2", 1) else reply
 
 
 @pytest.mark.parametrize("name", KINDS)
 def test_a_site_that_is_absent_is_an_empty_slot_of_the_cohort(name):
-    conductor, reports = wrapped(rehearsal(job(name))[0], silent)
+    conductor, reports = wrapped(deployed(name)[0], silent)
     now = advance(conductor, ROUNDS)
     everyone = [[0, 1, 2, 3]] * ROUNDS
     everyone[1] = [0, 1, -1, 3]
-    this = job(name, cohort=fs.cohort.Given(everyone))
+    task, options = task_of(algorithm(name)), {"batch_size": 3, "params": START, "stationarity": False}
+    given = fs.cohort.Given(everyone)
+    this = prepare(task.problem, algorithm(name), task.federation, rounds=ROUNDS, cohort=given, **options)
     carry, _, own = this.begin()
     carry = this.advance(carry, 0, 1, own)[0] if own else this.advance(carry, 0, 1)[0]
     carry = this.advance(carry, 1, ROUNDS)[0]
     simulated = jax.tree.map(lambda a: a[0], this.solutions(carry))
     assert_close(conductor.solution(now), simulated, 1e-12)
-    assert next(r.missing for r in reports if r.missing) == {"site 2": "no answer"}
+    assert next(r.missing for r in reports if r.missing) == {"client 2": "no answer"}
     assert now.after[2].round == ROUNDS - 1
 
 
@@ -70,7 +74,7 @@ def spoilt(field_change):
     """The third site's answers of round 1 with one array changed."""
 
     def fault(call, reply):
-        if (call.site, call.stage.round) != ("site 2", 1):
+        if (call.site, call.stage.round) != ("client 2", 1):
             return reply
         name = next(iter(reply.arrays))
         return reply._replace(arrays={**reply.arrays, name: field_change(reply.arrays[name])})
@@ -83,31 +87,31 @@ WRONG = {
     "expected": spoilt(lambda a: a.astype(np.float32)),
     "message": spoilt(lambda a: a[None]),
     "the answer is about": lambda call, reply: (
-        reply._replace(stage=Stage(0, 0)) if (call.site, call.stage.round) == ("site 2", 1) else reply
+        reply._replace(stage=Stage(0, 0)) if (call.site, call.stage.round) == ("client 2", 1) else reply
     ),
     "missing": lambda call, reply: (
-        reply._replace(arrays={}) if (call.site, call.stage.round) == ("site 2", 1) else reply
+        reply._replace(arrays={}) if (call.site, call.stage.round) == ("client 2", 1) else reply
     ),
 }
 
 
 @pytest.mark.parametrize("why", WRONG)
 def test_a_wrong_answer_counts_as_none_and_is_named(why, caplog):
-    good = wrapped(rehearsal(job("Scaffold"))[0], silent)[0]
-    bad, reports = wrapped(rehearsal(job("Scaffold"))[0], WRONG[why])
+    good = wrapped(deployed("Scaffold")[0], silent)[0]
+    bad, reports = wrapped(deployed("Scaffold")[0], WRONG[why])
     assert_close(advance(bad, ROUNDS).shared, advance(good, ROUNDS).shared, 0)
     (missing,) = [r.missing for r in reports if r.missing]
-    assert why in missing["site 2"]
-    assert "site 2" in caplog.text
+    assert why in missing["client 2"]
+    assert "client 2" in caplog.text
 
 
 def test_too_few_answers_leave_the_run_as_it_was():
-    conductor, _, _ = rehearsal(job("Scaffold"))
+    conductor, _, _ = deployed("Scaffold")
     strict = wrapped(conductor, silent, quorum=1.0)[0]
     now = advance(strict, 1)
     with pytest.raises(QuorumError, match="3 sites answered, and 4 must"):
         strict.round(now)
-    assert_close(advance(conductor, ROUNDS, now).shared, advance(rehearsal(job("Scaffold"))[0], ROUNDS).shared, 0)
+    assert_close(advance(conductor, ROUNDS, now).shared, advance(deployed("Scaffold")[0], ROUNDS).shared, 0)
 
 
 class Killed(Exception):
@@ -121,10 +125,10 @@ DEATHS = {1, 3, 6, 10, 15, 21, 28}  # exchanges, at ever longer intervals: some 
 @pytest.mark.parametrize("dies", ["server", "site"])
 def test_whoever_is_killed_at_any_stage_comes_back_to_the_same_end(name, dies, tmp_path):
     """Everything but files is thrown away after every stage at which somebody dies."""
-    undisturbed = advance(rehearsal(job(name))[0], ROUNDS)
+    undisturbed = advance(deployed(name)[0], ROUNDS)
     store, deaths, exchanges, now = Checkpoints(tmp_path / "server"), 0, 0, None
     while now is None or now.round < ROUNDS:
-        plain, sites, _ = rehearsal(job(name))
+        plain, sites, _ = deployed(name)
         for site in sites:
             site.shelf = Folder(tmp_path / site.name, site.name)
 
@@ -150,14 +154,14 @@ def test_whoever_is_killed_at_any_stage_comes_back_to_the_same_end(name, dies, t
 
 
 def test_a_site_refuses_what_is_not_its_own_and_remembers_nothing_of_it(tmp_path):
-    _, (site, *_), _ = rehearsal(job("Scaffold"))
+    _, (site, *_), _ = deployed("Scaffold")
     site.shelf = Folder(tmp_path, site.name)
-    site.answer(Letter("rehearsal", Stage(-1, 0), "site 0", {}))
+    site.answer(Letter("rehearsal", Stage(-1, 0), "client 0", {}))
     before = site.shelf.stages()
     for call, why in [
-        (Letter("another", Stage(0, 0), "site 0", {}), "run 'another'"),
-        (Letter("rehearsal", Stage(0, 0), "site 1", {}), "for 'site 1'"),
-        (Letter("rehearsal", Stage(0, 0), "site 0", {"x.tree": np.zeros(9)}, Stage(-1, 0)), "message"),
+        (Letter("another", Stage(0, 0), "client 0", {}), "run 'another'"),
+        (Letter("rehearsal", Stage(0, 0), "client 1", {}), "for 'client 1'"),
+        (Letter("rehearsal", Stage(0, 0), "client 0", {"x.tree": np.zeros(9)}, Stage(-1, 0)), "message"),
     ]:
         with pytest.raises(ValueError, match=why):
             site.answer(call)
@@ -186,18 +190,18 @@ def test_a_shelf_says_what_is_missing_damaged_or_full(tmp_path, monkeypatch):
 
 
 def test_a_checkpoint_of_another_run_is_refused(tmp_path):
-    conductor, _, _ = rehearsal(job("Scaffold"))
+    conductor, _, _ = deployed("Scaffold")
     store = Checkpoints(tmp_path)
     conductor.save(store, conductor.begin())
-    other = rehearsal(job("Scaffold"), run="another")[0]
+    other = deployed("Scaffold", run="another")[0]
     with pytest.raises(CheckpointError, match="holds run 'rehearsal', and this is 'another'"):
         other.load(store)
 
 
 def test_a_run_needs_as_many_names_as_sites_and_a_share_as_quorum():
-    conductor, _, _ = rehearsal(job("Scaffold"))
+    conductor, _, _ = deployed("Scaffold")
     with pytest.raises(ValueError, match="needs as many different names"):
         Conductor(conductor.terms, ("a", "a", "b", "c"), conductor.link)
     with pytest.raises(ValueError, match="quorum=0"):
         Conductor(conductor.terms, conductor.names, conductor.link, 0)
-    assert isinstance(rehearsal(job("Scaffold"))[1][0], Site)
+    assert isinstance(deployed("Scaffold")[1][0], Site)

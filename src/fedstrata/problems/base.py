@@ -139,6 +139,10 @@ class Problem(eqx.Module):
         """
         return self
 
+    def unseen(self) -> Any:
+        """This problem for one who knows the sizes and shapes of data and sees none: `bind` then looks at no values."""
+        return self
+
     def advice(self) -> str:
         """What to say, beside the facts, when a run leaves the finite numbers."""
         return ""

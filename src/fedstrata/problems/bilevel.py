@@ -249,6 +249,9 @@ class Bilevel(CompositeProblem):
                 raise ValueError(f"Bilevel: {name}(x, y, example) must return one real number, not {out}")
         super().check(x, federation)
 
+    def unseen(self) -> "Bilevel":
+        return dataclasses.replace(self, exact=False, strongly_convex=False)
+
     def bind(self, x: Vector, federation: Any, rule: Any = None) -> "Bilevel":
         """Measures the curvature of the lower problems at the start; refuses one that is not strongly convex."""
         from fedstrata.runtime.prepare import rows_of

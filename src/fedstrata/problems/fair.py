@@ -258,6 +258,11 @@ class Fair(LossProblem):
             groups.check_decisions(self.loss.model, x, federation)  # pyright: ignore[reportFunctionMemberAccess]
         groups.warn_of_missing(self.group, count, federation)
 
+    def unseen(self) -> "Fair":
+        if self.groups is None:
+            raise ValueError("Fair: give groups=, their number: whoever sees no data cannot count them")
+        return self
+
     def bind(self, x: Vector, federation: Any, rule: Any = None) -> "Fair":
         return dataclasses.replace(self, groups=groups.count(self.group, self.groups, federation))
 

@@ -130,17 +130,7 @@ def world_of(
     for name in [*needed, *(evaluate or ())]:
         if name not in federation.splits:
             raise unknown(f"split (this federation is asked for {name!r}); split", name, federation.splits)
-    for name in needed:
-        counts = np.asarray(federation[name].counts)
-        if problem.may_lack and counts.max() > 0:
-            counts = np.where(counts > 0, counts, np.iinfo(np.int32).max)  # who has nothing is asked for nothing
-        if counts.min() < 1:
-            empty = federation.names[int(counts.argmin())]
-            raise ValueError(
-                f"{empty} has no examples in split {name!r}; drop it with federation.select, or give it data"
-            )
-        streams = [stream for stream, split in problem.streams.items() if split == name]
-        rule.check(counts, federation.names.__getitem__, streams)
+    check_counts(problem, federation, rule)
     also = set() if monitor is None else {*monitor.streams.values()}
     wanted = [n for n in federation.splits if n in {*needed, *also, "train"} or evaluate is None or n in evaluate]
     chosen: Selection = selection(cohort)
@@ -169,6 +159,21 @@ def world_of(
         return World(problem, monitor, rule, selection(None), flat, full, None, 1)
     chosen.check(federation.clients)
     return World(problem, monitor, rule, chosen, flat, full, counts, federation.clients)
+
+
+def check_counts(problem: Problem, federation: Federation, rule: Sampler) -> None:
+    """Every client must have what its steps draw."""
+    for name in sorted({*problem.streams.values()}):
+        counts = np.asarray(federation[name].counts)
+        if problem.may_lack and counts.max() > 0:
+            counts = np.where(counts > 0, counts, np.iinfo(np.int32).max)  # who has nothing is asked for nothing
+        if counts.min() < 1:
+            empty = federation.names[int(counts.argmin())]
+            raise ValueError(
+                f"{empty} has no examples in split {name!r}; drop it with federation.select, or give it data"
+            )
+        streams = [stream for stream, split in problem.streams.items() if split == name]
+        rule.check(counts, federation.names.__getitem__, streams)
 
 
 def streams(stream: bool | None, algorithm: Algorithm, federation: Federation, mesh: Mesh | None) -> bool:

@@ -8,10 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedstrata.algorithm import Algorithm
+from fedstrata.data.federation import Federation
+from fedstrata.problems.base import Problem
 from fedstrata.runtime.conductor import Conductor, Link
-from fedstrata.runtime.job import Job
 from fedstrata.runtime.layout import FlatSplit
 from fedstrata.runtime.site import Site, Terms
+from fedstrata.runtime.survey import Survey, terms_of, with_data
 from fedstrata.transport.codec import decode, encode, payload_bytes
 from fedstrata.transport.letters import Letter, Stage
 
@@ -38,17 +41,20 @@ class Traffic:
     up = down = 0
 
 
-def rehearsal(job: Job, run: str = "rehearsal") -> tuple[Conductor, list[Site], Traffic]:
-    """The server and the sites of a job's first run, joined in this process."""
-    world = job.world
-    algorithm = eqx.combine(jax.tree.map(lambda a: a[0], job.values), job.rest)
-    x0 = jax.tree.map(lambda a: a[0], job.x0)
-    names = tuple(f"site {i}" for i in range(world.clients))
-    bare = {n: FlatSplit(None, None, None, split.capacity) for n, split in world.flat.items()}
-    at = lambda flat: Terms(run, eqx.tree_at(lambda w: (w.flat, w.full), world, (flat, {})), algorithm, x0, job.keys[0])
-    sites = [Site(at(_alone(world.flat, i)), name, i, Memory()) for i, name in enumerate(names)]
+def rehearsal(
+    problem: Problem, algorithm: Algorithm, federation: Federation, run: str = "rehearsal", **options: Any
+) -> tuple[Conductor, list[Site], Traffic]:
+    """Every client of a federation as a site of its own, and a server, joined in this process.
+
+    Options are those of `terms_of`. Sites with less data are filled up, so that all share their compiled programs.
+    """
+    data = [federation.select([i]) for i in range(federation.clients)]
+    surveys = [Survey.of(str(name), own) for name, own in zip(federation.names, data, strict=True)]
+    terms = terms_of(run, problem, algorithm, surveys, **options)
+    each = [(survey.site, _filled(with_data(terms, own))) for survey, own in zip(surveys, data, strict=True)]
+    sites = [Site(own, name, i, Memory()) for i, (name, own) in enumerate(each)]
     traffic = Traffic()
-    return Conductor(at(bare), names, in_process(sites, traffic)), sites, traffic
+    return Conductor(terms, tuple(s.site for s in surveys), in_process(sites, traffic)), sites, traffic
 
 
 def in_process(sites: list[Site], traffic: Traffic) -> Link:
@@ -64,16 +70,13 @@ def in_process(sites: list[Site], traffic: Traffic) -> Link:
     return link
 
 
-def _alone(flat: Mapping[str, FlatSplit], client: int) -> dict[str, FlatSplit]:
-    """One client's data, filled up to the largest client's: sites then share compiled programs."""
+def _filled(terms: Terms) -> Terms:
+    def fill(split: FlatSplit) -> FlatSplit:
+        pad = lambda a: jnp.pad(a, ((0, split.capacity - len(a)), *[(0, 0)] * (a.ndim - 1)))
+        return FlatSplit(jax.tree.map(pad, split.examples), split.start, split.count, split.capacity)
 
-    def of(split: FlatSplit) -> FlatSplit:
-        first, count = int(split.start[client]), int(split.count[client])
-        pad = lambda a: jnp.pad(a[first : first + count], ((0, split.capacity - count), *[(0, 0)] * (a.ndim - 1)))
-        zero = jnp.zeros((1,), jnp.int32)
-        return FlatSplit(jax.tree.map(pad, split.examples), zero, jnp.full((1,), count, jnp.int32), split.capacity)
-
-    return {name: of(split) for name, split in flat.items()}
+    flat = {name: fill(split) for name, split in terms.world.flat.items()}
+    return terms._replace(world=eqx.tree_at(lambda w: w.flat, terms.world, flat))
 
 
 def advance(conductor: Conductor, rounds: int, now: Any = None) -> Any:
