@@ -116,8 +116,8 @@ class Conductor:
                 cohort = _present(cohort, said)
                 shared = _settle(self.terms, plan, number, shared, self._stack(said, ids), cohort)
                 done += 1
-        took = Stage(now.round, done - 1)
-        return Progress(now.round + 1, shared, now.after | dict.fromkeys(left, took))
+        took = dict.fromkeys(left, Stage(now.round, done - 1)) if done else {}  # a round may ask nobody anything
+        return Progress(now.round + 1, shared, now.after | took)
 
     def _enough(self, left: list[int], needed: int, stage: Stage) -> None:
         if len(left) < needed:

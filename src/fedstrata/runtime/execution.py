@@ -46,12 +46,16 @@ def choose(job: Job) -> tuple[str | int, str]:
     if name in memory:
         return memory[name], "measured before"
     times: dict[Any, float] = {}
-    for candidate in ["vmap", "map", *([8] if cohort > 8 else [])]:
+    for candidate in _candidates(cohort):
         times[candidate] = _time(_with(job, candidate))
     best = min(times, key=lambda c: times[c])
     _remember({**memory, name: best})
     measured = ", ".join(f"{c}: {t * 1e3:.1f} ms" for c, t in times.items())
     return best, f"measured per round: {measured}"
+
+
+def _candidates(cohort: int) -> list[str | int]:
+    return ["vmap", "map", *([8] if cohort > 8 else [])]
 
 
 def _with(job: Job, execution: Any) -> Job:
@@ -89,7 +93,9 @@ def _name(job: Job) -> str:
         os.cpu_count(),
     ]
     size = job.world.selection.size(job.world.clients)
-    return hashlib.sha256(json.dumps([words, size, jax.__version__], default=str).encode()).hexdigest()[:24]
+    return hashlib.sha256(
+        json.dumps([words, _candidates(size), size, jax.__version__], default=str).encode()
+    ).hexdigest()[:24]
 
 
 def _memory() -> dict[str, Any]:
