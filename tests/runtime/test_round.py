@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import fedstrata as fs
-from fedstrata.runtime import round as rounds
+from fedstrata.runtime import local
 from references import least_squares, nested
 
 
@@ -29,7 +29,7 @@ class Limit(int):
 def test_looking_up_a_round_at_once_changes_nothing(task, method, sampling, monkeypatch):
     def run(at_once, explosion):
         limit = Limit(at_once)
-        monkeypatch.setattr(rounds, "AT_ONCE", limit)
+        monkeypatch.setattr(local, "AT_ONCE", limit)
         options = {"rounds": 4, "params": np.ones(3), "batch_size": 2, "sampling": sampling, "cohort": 3}
         options |= {"explosion": explosion, "stationarity": False}  # a value of its own asks for a program of its own
         result = fs.run(task.problem, method, task.federation, progress=False, **options)
