@@ -4,7 +4,7 @@ Every call starts Ray and stops it again, so that nothing of it runs beside othe
 workers start and load their data, is done but not counted.
 """
 
-# pyright: reportMissingImports=false
+# pyright: reportMissingImports=false, reportArgumentType=false
 import os
 import time
 

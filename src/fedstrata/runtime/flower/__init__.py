@@ -1,0 +1,1 @@
+"""Runs over real sites with Flower: a server app, a client app, and a worker that stays at each site."""
