@@ -13,7 +13,6 @@ from fedstrata.runtime.conductor import Conductor, QuorumError
 from fedstrata.runtime.rehearsal import advance, rehearsal
 from fedstrata.runtime.run import prepare
 from fedstrata.runtime.shelf import Folder, ShelfError
-from fedstrata.runtime.site import Site
 from fedstrata.transport.letters import Letter, Stage
 
 ROUNDS = 4
@@ -204,4 +203,3 @@ def test_a_run_needs_as_many_names_as_sites_and_a_share_as_quorum():
         Conductor(conductor.terms, ("a", "a", "b", "c"), conductor.link)
     with pytest.raises(ValueError, match="quorum=0"):
         Conductor(conductor.terms, conductor.names, conductor.link, 0)
-    assert isinstance(deployed("Scaffold")[1][0], Site)

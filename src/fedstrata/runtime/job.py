@@ -169,8 +169,8 @@ def _advance_all(fixed: tuple, carry: Carry) -> Any:
     return over_runs(one, seeds, values, (x0, keys), (carry, own))
 
 
-# What XLA does for large programs on a CPU costs tiny ones a third of their time: it shares kernels between threads,
-# and takes sums in two kernels.
+# What XLA does for large programs on a CPU costs tiny ones up to a third of their time: it shares kernels between
+# threads, and takes sums in two kernels.
 FOR_TINY = {"xla_disable_hlo_passes": "cpu-parallel-task-assigner,tree_reduction_rewriter"}
 _jit: Any = eqx.filter_jit  # its types do not know of options for the compiler
 _advance = {  # by (tiny, in place)

@@ -18,6 +18,7 @@ from fedstrata.runtime.prepare import Weights, check_counts, check_parameters, c
 from fedstrata.runtime.site import Terms
 from fedstrata.runtime.world import World
 from fedstrata.transport.cohort import selection
+from fedstrata.vector import Vector
 
 Shapes = dict[str, tuple[str, list[int]]]  # by column: dtype and shape of one example
 
@@ -92,7 +93,7 @@ def terms_of(
     if weights not in ("uniform", "size"):
         raise unknown("weights", str(weights), ["uniform", "size"])
     federation, rule, chosen = described(surveys), sampler(batch_size, sampling), selection(cohort)
-    x0 = jax.tree.map(lambda a: a[0], start_points(problem, params, [seed]))
+    x0 = start_point(problem, params, seed)
     check_parameters(x0)
     problem = problem.unseen().bind(x0, federation, rule)
     algorithm.check(problem)
@@ -103,6 +104,11 @@ def terms_of(
     counts = jnp.asarray(federation[needed[0]].counts, jnp.int32) if weights == "size" else None
     world = World(problem, None, rule, chosen, flat, {}, counts, federation.clients)
     return Terms(run, world, as_arrays(algorithm, x0.scalar_dtype), x0, jax.random.key(seed))
+
+
+def start_point(problem: Problem, params: Any = None, seed: int = 0) -> Vector:
+    """x0 of this seed, as `fs.run` has it."""
+    return jax.tree.map(lambda a: a[0], start_points(problem, params, [seed]))
 
 
 def with_data(terms: Terms, data: Federation) -> Terms:

@@ -114,7 +114,8 @@ class Roster:
                 continue
             survey = Survey(*json.loads(str(about["survey"])))
             if self.nodes.get(survey.site, node) != node:
-                raise RuntimeError(f"two nodes call themselves {survey.site!r}; a name is one site's own")
+                # A node that was started anew, while Flower has not yet noticed that it had gone.
+                log.warning("another node calls itself %s; the one that came last is asked from now on", survey.site)
             self.asked[node] = survey.site
             self.nodes[survey.site], self.surveys[survey.site] = node, survey
 

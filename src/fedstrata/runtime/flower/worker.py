@@ -15,7 +15,7 @@ from fedstrata.runtime.flower import wire
 from fedstrata.runtime.flower.deployment import Deployment, resolve
 from fedstrata.runtime.shelf import Folder
 from fedstrata.runtime.site import Site
-from fedstrata.runtime.survey import Survey, terms_of, with_data
+from fedstrata.runtime.survey import Survey, start_point, terms_of, with_data
 from fedstrata.transport.letters import Letter
 
 IDLE = 3600.0  # seconds without a message after which a worker leaves
@@ -36,19 +36,11 @@ class Worker:
         name = str(settings["site"])
         if kind == "query.survey":
             survey = Survey.of(name, self.data)
-            self.deployment.problem.check(*self._start(), self.data)
+            problem, options = self.deployment.problem, self.deployment.options
+            problem.check(start_point(problem, options.get("params"), options.get("seed", 0)), self.data)
             return {"survey": json.dumps(survey)}, b""
         call = Letter.decode(body)
         return {}, self._site(call.run, name, request["about"].get("surveys")).answer(call).encode()
-
-    def _start(self) -> tuple[Any]:
-        import jax
-
-        from fedstrata.runtime.job import start_points
-
-        options = self.deployment.options
-        points = start_points(self.deployment.problem, options.get("params"), [options.get("seed", 0)])
-        return (jax.tree.map(lambda a: a[0], points),)
 
     def _site(self, run: str, name: str, surveys: str | None) -> Site:
         """The site of this run; what it agreed to is kept beside its state."""
