@@ -83,6 +83,7 @@ from fedstrata.runtime.result import Result as Result
 from fedstrata.runtime.run import run as run
 from fedstrata.runtime.tune import tune as tune
 from fedstrata.transport import cohort as cohort
+from fedstrata.transport.privacy import Privacy as Privacy
 from fedstrata.vector import Vector as Vector
 from fedstrata.vector import where as where
 

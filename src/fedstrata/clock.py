@@ -30,7 +30,7 @@ class Clock(NamedTuple):
 
 def domain(key: PRNGKeyArray, name: str) -> PRNGKeyArray:
     """An independent key for each use of a run's seed, so that a new use never shifts an old one."""
-    return fold_in(key, ("parameters", "cohort", "sample", "start").index(name))
+    return fold_in(key, ("parameters", "cohort", "sample", "start", "privacy").index(name))
 
 
 def stream_key(key: PRNGKeyArray, local_step: Array | int, stream: int) -> PRNGKeyArray:

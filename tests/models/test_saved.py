@@ -1,5 +1,6 @@
 """Saved models: bit-exact, no pickle, and clear errors for files that are something else."""
 
+import sys
 from pathlib import Path
 
 import equinox as eqx
@@ -138,3 +139,35 @@ def test_a_damaged_file_is_never_read_as_another_model(tmp_path):
 def test_a_trained_model_needs_no_file():
     trained = TrainedModel(Linear(1), {"weight": jnp.ones((1, 1)), "bias": jnp.ones(1)}, task="regression")
     np.testing.assert_array_equal(trained.predict([[1.0], [2.0]]), [2.0, 3.0])
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda m: type(m).__name__)
+def test_an_exported_program_computes_the_scores(model, tmp_path):
+    pytest.importorskip("flatbuffers")
+    trained = TrainedModel(model, random_params(model))
+    x = np.random.default_rng(0).normal(size=(5, 4, 4, 1) if isinstance(model, CNN) else (5, 4))
+    read = lambda path: jax.export.deserialize(bytearray(path.read_bytes()))
+    program = read(trained.export(tmp_path / "folder" / "any.stablehlo"))
+    for rows in (1, 5):
+        np.testing.assert_allclose(program.call(x[:rows]), trained.scores(x[:rows]), rtol=1e-12)
+    fixed = read(trained.export(tmp_path / "three.stablehlo", batch=3))
+    np.testing.assert_allclose(fixed.call(x[:3]), trained.scores(x[:3]), rtol=1e-12)
+    with pytest.raises(ValueError, match="3"):
+        fixed.call(x)
+
+
+def test_a_model_of_any_input_is_exported_for_a_given_one(tmp_path):
+    trained = TrainedModel(Own(), {"scale": jnp.array([2.0, 3.0])})
+    with pytest.raises(ValueError, match="Own fixes no input; give shape="):
+        trained.export(tmp_path / "m.stablehlo")
+    pytest.importorskip("flatbuffers")
+    program = jax.export.deserialize(bytearray(trained.export(tmp_path / "m.stablehlo", (2,)).read_bytes()))
+    np.testing.assert_array_equal(program.call(np.ones((1, 2))), [[2.0, 3.0]])
+
+
+def test_what_an_export_lacks_is_named(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "flatbuffers", None)
+    monkeypatch.delitem(sys.modules, "jax._src.export.serialization", raising=False)
+    with pytest.raises(ImportError, match="pip install flatbuffers"):
+        TrainedModel(Linear(1), random_params(Linear(1))).export(tmp_path / "m.stablehlo")
+    assert not list(tmp_path.iterdir())

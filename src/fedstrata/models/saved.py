@@ -5,10 +5,12 @@ import io
 import json
 import zipfile
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 
@@ -57,6 +59,34 @@ class TrainedModel:
             return scores
         return (scores > 0 if scores.ndim == 1 else scores.argmax(axis=1)).astype(np.int32)
 
+    def export(self, path: str | Path, shape: Sequence[int] | None = None, batch: int | None = None) -> Path:
+        """Write `scores` as a StableHLO program for CPUs and CUDA GPUs, with the parameters inside.
+
+        `jax.export.deserialize(bytearray(Path(path).read_bytes())).call(x)` runs it where FedStrata is not installed
+        (JAX and flatbuffers are); x has the parameters' dtype. shape: of one example, where the model does not say.
+        batch: of how many examples (None: any number).
+        """
+        shape = _input_shape(self.model) if shape is None else tuple(shape)
+        if shape is None:
+            raise ValueError(f"TrainedModel.export: {type(self.model).__name__} fixes no input; give shape=, of one x")
+        rows = jax.export.symbolic_shape("batch")[0] if batch is None else batch
+        x = jax.ShapeDtypeStruct((rows, *shape), jnp.result_type(*jax.tree.leaves(self.params)))
+
+        def scores(x: jax.Array) -> jax.Array:
+            outputs = jax.vmap(lambda example: self.model(self.params, example))(x)
+            return outputs[:, 0] if outputs.ndim == 2 and outputs.shape[1] == 1 else outputs
+
+        program = jax.export.export(jax.jit(scores), platforms=("cpu", "cuda"))(x)
+        try:
+            stored = program.serialize()
+        except ImportError as error:
+            raise ImportError(
+                "TrainedModel.export: JAX writes and reads programs with flatbuffers; pip install flatbuffers"
+            ) from error
+        with replacing(path) as temporary:
+            temporary.write_bytes(stored)
+        return Path(path)
+
 
 def save_model(
     path: str | Path, model: Model, params: Params, info: dict[str, Any] | None = None, task: Task = "classification"
@@ -96,6 +126,13 @@ def load_model(path: str | Path, model: Model | None = None) -> TrainedModel:
     _match(wanted, arrays, f"{path} does not fit {model!r}")
     leaves = [_exact(arrays[name], path) for name in wanted]
     return TrainedModel(model, jax.tree.unflatten(jax.tree.structure(like), leaves), header["info"], header["task"])
+
+
+def _input_shape(model: Any) -> tuple[int, ...] | None:
+    """Of one example, where the architecture fixes it."""
+    if isinstance(model, Linear | MLP):
+        return (model.features if isinstance(model, Linear) else model.sizes[0],)
+    return getattr(model, "shape", None)
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:

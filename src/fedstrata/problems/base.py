@@ -129,6 +129,15 @@ class Problem(eqx.Module):
         """Metrics of each client, where they have a meaning."""
         return {}
 
+    def from_clients(self, x: Vector, values: Array, weights: Array) -> Array | None:
+        """The true objective from the clients' "objective" of `evaluate_clients`; None where it does not follow.
+
+        weights: of the clients, summing to one. No mean of clients' own values is: a pairwise objective (pairs have
+        their examples at two clients), a nested one with global expectations inside, a bilevel one (its value at a
+        client needs the lower solution, which is of several splits or of all clients).
+        """
+        return None
+
     def check(self, x: Vector, federation: Any) -> None:
         """Refuse parameters or data that this problem cannot take, before anything compiles."""
 

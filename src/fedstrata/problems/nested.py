@@ -14,7 +14,7 @@ from jaxtyping import Array, PRNGKeyArray, PyTree
 from fedstrata.errors import unknown
 from fedstrata.problems.average import Loss
 from fedstrata.problems.base import Full, Oracle, Rows
-from fedstrata.problems.composite import CompositeProblem
+from fedstrata.problems.composite import CompositeProblem, plus
 from fedstrata.prox import Regularizer, Zero
 from fedstrata.vector import Vector
 
@@ -213,6 +213,10 @@ class Nested(CompositeProblem):
         if not self.metrics_level:
             out |= {name: rows.mean_by_client(lambda e, f=f: f(x.tree, e)) for name, f in self.metrics.items()}
         return out
+
+    def from_clients(self, x: Vector, values: Array, weights: Array) -> Array | None:
+        """With client coupling the mean of the clients' compositions, and φ once; otherwise none."""
+        return plus(jnp.sum(weights * values), self.regularizer.value(x)) if self.inner == "client" else None
 
     def advice(self) -> str:
         return self.when_not_finite

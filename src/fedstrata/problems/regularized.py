@@ -4,11 +4,12 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import equinox as eqx
+import jax.numpy as jnp
 from jaxtyping import Array
 
 from fedstrata.problems.average import Loss, LossOracle, LossProblem
 from fedstrata.problems.base import CompositeOracle, Full
-from fedstrata.problems.composite import CompositeProblem
+from fedstrata.problems.composite import CompositeProblem, plus
 from fedstrata.prox import Regularizer, hoyer, zeros
 from fedstrata.vector import Vector
 
@@ -44,6 +45,10 @@ class Regularized(LossProblem, CompositeProblem):
     def evaluate(self, x: Vector, full: Full, smooth: tuple[Array, Vector] | None = None) -> dict[str, Array]:
         shape = {"hoyer": hoyer(x), "zeros": zeros(x).astype(x.scalar_dtype)}
         return {**CompositeProblem.evaluate(self, x, full, smooth), **shape, **self.measured(x, full["train"])}
+
+    def from_clients(self, x: Vector, values: Array, weights: Array) -> Array | None:
+        """The mean of the clients' losses, and φ once."""
+        return plus(jnp.sum(weights * values), self.regularizer.value(x))
 
     def check(self, x: Vector, federation: Any) -> None:
         LossProblem.check(self, x, federation)

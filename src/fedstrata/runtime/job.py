@@ -22,7 +22,9 @@ from fedstrata.runtime.runs import Groups, over_runs
 from fedstrata.runtime.sight import show_server
 from fedstrata.runtime.start import start_values
 from fedstrata.runtime.world import Carry, Plan, Span, World
+from fedstrata.transport.cohort import Everyone
 from fedstrata.transport.ledger import Ledger, ledger
+from fedstrata.transport.privacy import Spent, mechanisms
 from fedstrata.vector import Vector
 
 # Measured, see docs/benchmarks/tiny.md: up to which sizes a program is compiled for little work.
@@ -109,6 +111,26 @@ class Job(NamedTuple):
         steps = sum(p.steps * p.repeat for p in self.rest.phases(world.problem))
         rows = sum(world.sampler.rows(world.flat[s].capacity) for s in world.problem.streams.values())
         return rows * steps * world.selection.size(world.clients)
+
+    def spent(self, rounds: int) -> Spent | None:
+        """What so many rounds cost the client that took part in the most of them, in any run."""
+        privacy = self.world.privacy
+        if privacy is None:
+            return None
+        once, each = mechanisms(self.rest, self.world.problem)
+        return Spent(privacy.noise, privacy.delta, once + each * self.most_often(rounds))
+
+    def most_often(self, rounds: int) -> int:
+        """The most rounds that one client took part in."""
+        world = self.world
+        if isinstance(world.selection, Everyone) or not rounds:
+            return rounds
+        algorithm = eqx.combine(jax.tree.map(lambda a: a[0], self.values), self.rest)
+        dtype = jax.tree.map(lambda a: a[0], self.x0).scalar_dtype
+        at = jax.jit(lambda key, round: simulate.cohort_at(world, algorithm, key, round, dtype))
+        took = lambda key, r: (c := at(key, jnp.asarray(r, jnp.int32))).ids[c.present]
+        each = [np.concatenate([np.asarray(took(key, r)) for r in range(rounds)]) for key in self.keys[: self.seeds]]
+        return max(int(np.unique(ids, return_counts=True)[1].max(initial=0)) for ids in each)
 
     def due(self, first: int, last: int) -> list[int]:
         """The rounds after which rounds first … last−1 evaluate."""

@@ -18,6 +18,7 @@ from fedstrata.runtime.crew import Execution
 from fedstrata.runtime.layout import Flat
 from fedstrata.runtime.sight import ClientSight
 from fedstrata.transport.ledger import Exchange
+from fedstrata.transport.privacy import Privacy
 from fedstrata.vector import where
 
 part_of_time = lambda name: jax.named_scope(f"fs.{name}")  # what `fs.profile` finds again in a trace
@@ -34,6 +35,7 @@ class Setting(NamedTuple):
     flat: Flat  # the data of all clients
     template: Any  # one client's start value of every field
     dtype: Any  # of the parameters
+    privacy: Privacy | None = None
 
 
 class Member(NamedTuple):
@@ -68,14 +70,18 @@ def client_part(
     received: dict[str, Any],
     repetition: Array,
     size: int,
+    reference: Any = None,
 ) -> dict[str, Any]:
     """What one client does in an exchange: the fields that it sends, and those it keeps.
 
-    copy: the fields it has kept; known: those that it has received before in this round; size: of the cohort.
+    copy: the fields it has kept; known: those that it has received before in this round; size: of the cohort;
+    reference: what its changes are clipped round, if they are. It goes on from what it sends.
     """
     start = with_parts(setting.template._replace(**copy), received)
     sight = ClientSight(setting.algorithm, known={*known, *map(field_of, plan.receives)})
     state = _local_work(setting, number, repetition, member, size, start, sight)
+    if setting.privacy is not None:
+        state = setting.privacy.clipped(state, reference, plan.sends)
     return {f: part(state, f) for f in {*plan.sends, *kept(type(state))}}
 
 

@@ -21,6 +21,7 @@ from fedstrata.runtime.mesh import Spread, by_device, in_blocks, per_client
 from fedstrata.runtime.world import World
 from fedstrata.transport.cohort import Selection, selection
 from fedstrata.transport.ledger import exchanges
+from fedstrata.transport.privacy import Privacy
 from fedstrata.vector import Vector
 
 Weights = Literal["uniform", "size"]
@@ -117,8 +118,11 @@ def world_of(
     dtype: Any,
     mesh: Mesh | None = None,
     stream: bool = False,
+    privacy: Privacy | None = None,
 ) -> World:
     """Data on the device, over a mesh of them, or left on the host, and the rules of a run, checked."""
+    if privacy is not None:
+        check_private(privacy, algorithm, problem)
     if weights not in ("uniform", "size"):
         raise unknown("weights", str(weights), ["uniform", "size"])
     if weights == "size" and problem.weighs_clients:
@@ -139,14 +143,15 @@ def world_of(
         spread = Spread(mesh, federation.clients)
         flat, full = _over_devices(federation, spread, needed, wanted, weights, dtype)
         counts = flat[needed[0]].count if weights == "size" else None
-        return World(problem, monitor, rule, chosen, flat, full, counts, federation.clients, spread)
+        return World(problem, monitor, rule, chosen, flat, full, counts, federation.clients, spread, privacy=privacy)
     if stream:
         chosen.check(federation.clients)
         host = Host({n: HostSplit(federation[n], chosen.size(federation.clients)) for n in needed})
         flat = {n: FlatSplit(None, None, None, split.capacity) for n, split in host.splits.items()}
         full = {n: rows_of(federation[n], weights, dtype, Stored) for n in wanted if federation[n].size}
         counts = jnp.asarray(host.splits[needed[0]].counts, jnp.int32) if weights == "size" else None
-        return World(problem, monitor, rule, chosen, flat, full, counts, federation.clients, host=host)
+        size = federation.clients
+        return World(problem, monitor, rule, chosen, flat, full, counts, size, host=host, privacy=privacy)
     # One copy on the device serves training and evaluation.
     placed = {
         n: Split(jax.tree.map(jnp.asarray, s.examples), s.offsets, s.pooled) for n, s in federation.splits.items()
@@ -158,7 +163,13 @@ def world_of(
         rule, flat = _pool(rule, flat, "size" if getattr(problem, "weighting", None) == "examples" else weights)
         return World(problem, monitor, rule, selection(None), flat, full, None, 1)
     chosen.check(federation.clients)
-    return World(problem, monitor, rule, chosen, flat, full, counts, federation.clients)
+    return World(problem, monitor, rule, chosen, flat, full, counts, federation.clients, privacy=privacy)
+
+
+def check_private(privacy: Any, algorithm: Algorithm, problem: Problem) -> None:
+    if not isinstance(privacy, Privacy):
+        raise TypeError(f"privacy={privacy!r} is not a Privacy; create one, e.g. fs.Privacy(clip=1.0, noise=1.0)")
+    privacy.check(algorithm, problem)
 
 
 def check_counts(problem: Problem, federation: Federation, rule: Sampler) -> None:

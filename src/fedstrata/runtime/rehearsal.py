@@ -1,12 +1,13 @@
 """A deployed run in one process: every letter is encoded and decoded, and nothing else is shared."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import PRNGKeyArray
 
 from fedstrata.algorithm import Algorithm
 from fedstrata.data.federation import Federation
@@ -17,6 +18,7 @@ from fedstrata.runtime.site import Site, Terms
 from fedstrata.runtime.survey import Survey, terms_of, with_data
 from fedstrata.transport.codec import decode, encode, payload_bytes
 from fedstrata.transport.letters import Letter, Stage
+from fedstrata.transport.secure_sum import SecureSum
 
 
 class Memory:
@@ -42,19 +44,28 @@ class Traffic:
 
 
 def rehearsal(
-    problem: Problem, algorithm: Algorithm, federation: Federation, run: str = "rehearsal", **options: Any
+    problem: Problem,
+    algorithm: Algorithm,
+    federation: Federation,
+    run: str = "rehearsal",
+    noise_key: PRNGKeyArray | None = None,
+    secure: tuple[SecureSum, Sequence[SecureSum]] | None = None,
+    **options: Any,
 ) -> tuple[Conductor, list[Site], Traffic]:
     """Every client of a federation as a site of its own, and a server, joined in this process.
 
     Options are those of `terms_of`. Sites with less data are filled up, so that all share their compiled programs.
+    secure: a secure sum's object at the server, and those at the sites.
     """
     data = [federation.select([i]) for i in range(federation.clients)]
     surveys = [Survey.of(str(name), own) for name, own in zip(federation.names, data, strict=True)]
     terms = terms_of(run, problem, algorithm, surveys, **options)
     each = [(survey.site, _filled(with_data(terms, own))) for survey, own in zip(surveys, data, strict=True)]
-    sites = [Site(own, name, i, Memory()) for i, (name, own) in enumerate(each)]
-    traffic = Traffic()
-    return Conductor(terms, tuple(s.site for s in surveys), in_process(sites, traffic)), sites, traffic
+    summing, hiding = secure or (None, [None] * len(each))
+    sites = [Site(own, name, i, Memory(), data[i], secure=hiding[i]) for i, (name, own) in enumerate(each)]
+    traffic, names = Traffic(), tuple(s.site for s in surveys)
+    link = in_process(sites, traffic)
+    return Conductor(terms, names, link, noise_key=noise_key, secure=summing), sites, traffic
 
 
 def in_process(sites: list[Site], traffic: Traffic) -> Link:
@@ -62,8 +73,9 @@ def in_process(sites: list[Site], traffic: Traffic) -> Link:
         replies: dict[int, Letter] = {}
         for i, call in calls.items():
             reply = sites[i].answer(Letter.decode(call.encode()))
-            traffic.down += payload_bytes(encode(call.arrays)) * (call.stage.round >= 0)
-            traffic.up += payload_bytes(encode(reply.arrays)) * (call.stage.round >= 0)
+            counts = min(call.stage.round, call.stage.exchange) >= 0  # what a ledger counts: no starts or evaluations
+            traffic.down += payload_bytes(encode(call.arrays)) * counts
+            traffic.up += payload_bytes(encode(reply.arrays)) * counts
             replies[i] = Letter.decode(reply.encode())
         return replies
 

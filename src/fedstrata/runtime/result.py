@@ -9,6 +9,7 @@ import numpy as np
 
 from fedstrata.report.history import History
 from fedstrata.transport.ledger import Ledger
+from fedstrata.transport.privacy import Spent
 from fedstrata.vector import Vector
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class Result:
     seconds: float
     compile_seconds: float
     rounds: int
+    privacy: Spent | None = None  # what it cost its clients, where they were private
 
     def solution(self, **labels: Any) -> Any:
         """The parameters of one run: `solution(step_size=0.1, seed=3)`; of an axis left out, the first value."""
@@ -62,18 +64,14 @@ class Result:
 
     def save_model(self, path: Any, **labels: Any) -> None:
         """The trained model of one run as a file that `fs.load_model` reads (the problem must have a model)."""
-        from fedstrata.models.saved import save_model
         from fedstrata.problems.base import model_of
-        from fedstrata.problems.losses import Regression
+        from fedstrata.runtime.outcome import save_trained
 
-        model = model_of(self.problem)
-        if model is None:
+        if model_of(self.problem) is None:
             raise ValueError(
                 "Result.save_model: this problem was not made from a model; save `result.solution()` yourself"
             )
-        regression = isinstance(getattr(self.problem, "loss", None), Regression)
-        task = "regression" if regression else "classification"
-        save_model(path, model, self.solution(**labels), {"algorithm": self.label, "rounds": self.rounds}, task)
+        save_trained(path, self.problem, self.solution(**labels), {"algorithm": self.label, "rounds": self.rounds})
 
     def plot(self, y: str = "objective", x: Any = "round", path: Any = None, **options: Any) -> "Figure":
         """Mean and band over seeds of one column; see `fs.plot` for several results together."""

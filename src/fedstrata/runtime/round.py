@@ -16,6 +16,7 @@ from fedstrata.runtime.layout import Flat, flat_union, push_union
 from fedstrata.runtime.local import Setting, client_part, kept, member_of, part_of_time
 from fedstrata.runtime.sight import server_sight, show_server
 from fedstrata.transport.ledger import Exchange, exchanges
+from fedstrata.transport.privacy import noise_key, told, untold
 from fedstrata.vector import widest
 
 
@@ -27,6 +28,7 @@ class Round(NamedTuple):
     crew: Crew
     key: PRNGKeyArray  # the run's key for samples
     starts: Mapping[str, Any]  # per-client values of fields that are else received: only in a first round that has them
+    noise: PRNGKeyArray | None = None  # the run's key for what hides single clients
 
 
 def run_round(this: Round, shared: Any, rows: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -34,17 +36,18 @@ def run_round(this: Round, shared: Any, rows: Mapping[str, Any]) -> tuple[Any, d
     phases = this.setting.algorithm.phases(this.setting.problem)
     plans = exchanges(this.setting.algorithm, phases)
     copies, known = {**rows, **this.starts}, frozenset(this.starts)
+    reference = None if this.setting.privacy is None else untold(this.setting.template)
     for number, (phase, plan) in enumerate(zip(phases, plans, strict=True)):
         step = partial(_exchange, this, plan, number, known)
         if phase.repeat == 1 and phase.when is None:
-            shared, copies = step(shared, copies, jnp.array(0, jnp.int32))
+            shared, copies, reference = step(shared, copies, reference, jnp.array(0, jnp.int32))
         else:
-            shared, copies = _repeat(this, phase, step, shared, copies)
+            shared, copies, reference = _repeat(this, phase, step, shared, copies, reference)
         known = known | {field_of(path) for path in (*plan.receives, *plan.sends)}
     return shared, {field: copies[field] for field in rows}
 
 
-def _repeat(this: Round, phase: Phase, step: Callable, shared: Any, copies: dict[str, Any]) -> Any:
+def _repeat(this: Round, phase: Phase, step: Callable, shared: Any, copies: dict[str, Any], reference: Any) -> Any:
     """An exchange several times over, or under a condition, as one loop of the program."""
     # A loop needs the same copies before and after: what a client has not got yet starts as the server's.
     missing = [f for f, p in placements(type(shared)).items() if p.down and p.merge != "union" and f not in copies]
@@ -57,27 +60,41 @@ def _repeat(this: Round, phase: Phase, step: Callable, shared: Any, copies: dict
         go = phase.when(state[0], this.cohort, repetition)
         return jax.lax.cond(go, lambda: step(*state, repetition), lambda: state), None
 
-    return jax.lax.scan(once, (shared, copies), jnp.arange(phase.repeat, dtype=jnp.int32))[0]
+    return jax.lax.scan(once, (shared, copies, reference), jnp.arange(phase.repeat, dtype=jnp.int32))[0]
 
 
 def _exchange(
-    this: Round, plan: Exchange, number: int, known: frozenset[str], shared: Any, copies: Any, repetition: Array
-) -> tuple[Any, dict[str, Any]]:
-    """Clients receive, work and send; the server merges and steps. Returns its state and the clients' copies."""
+    this: Round,
+    plan: Exchange,
+    number: int,
+    known: frozenset[str],
+    shared: Any,
+    copies: Any,
+    reference: Any,
+    repetition: Array,
+) -> tuple[Any, dict[str, Any], Any]:
+    """Clients receive, work and send; the server merges and steps.
+
+    Returns its state, the clients' copies, and what the server has told them so far where their changes are clipped.
+    """
     setting, cohort, crew = this.setting, this.cohort, this.crew
     own = frozenset(this.starts) if number == 0 else frozenset()
-    received = received_by(plan, shared, own)
+    received, noise = received_by(plan, shared, own), None
+    if setting.privacy is not None and this.noise is not None:
+        reference = told(reference, received)
+        noise = noise_key(this.noise, cohort.clock.round, number, repetition)
 
     def client(flat: Flat, given: Any, mine: tuple[Array, Array, dict[str, Any]]) -> dict[str, Any]:
-        (setting, cohort, received, repetition, key), (id, place, copy) = given, mine
+        (setting, cohort, received, reference, repetition, key), (id, place, copy) = given, mine
         member = member_of(flat, id, place, key, cohort.clock.round)
-        size = cohort.ids.shape[0]
-        return client_part(setting._replace(flat=flat), plan, number, known, member, copy, received, repetition, size)
+        size, setting = cohort.ids.shape[0], setting._replace(flat=flat)
+        return client_part(setting, plan, number, known, member, copy, received, repetition, size, reference)
 
-    given = (setting._replace(flat={}), cohort, received, repetition, this.key)
+    given = (setting._replace(flat={}), cohort, received, reference, repetition, this.key)
     with part_of_time("local"):
         done = over_clients(client, setting.flat, given, (crew.ids, crew.places, copies), crew, setting.execution)
-    return server_part(setting, plan, number, shared, done, cohort, crew), {f: done[f] for f in kept(type(shared))}
+    after = server_part(setting, plan, number, shared, done, cohort, crew, noise)
+    return after, {f: done[f] for f in kept(type(shared))}, reference
 
 
 def received_by(plan: Exchange, shared: Any, own: frozenset[str] = frozenset()) -> dict[str, Any]:
@@ -87,12 +104,22 @@ def received_by(plan: Exchange, shared: Any, own: frozenset[str] = frozenset()) 
 
 
 def server_part(
-    setting: Setting, plan: Exchange, number: int, shared: Any, sent: Mapping[str, Any], cohort: Cohort, crew: Crew
+    setting: Setting,
+    plan: Exchange,
+    number: int,
+    shared: Any,
+    sent: Mapping[str, Any],
+    cohort: Cohort,
+    crew: Crew,
+    noise: PRNGKeyArray | None = None,
+    known: Mapping[str, Any] | None = None,
 ) -> Any:
-    """What the server does in an exchange: merge what was sent, and step."""
-    places = placements(type(shared))
+    """What the server does in an exchange: merge what was sent, and step.
+
+    noise: the key of this exchange's noise, if clients are private. known: what came merged already.
+    """
     with part_of_time("merge"):
-        merged = {f: merge(places[field_of(f)].merge, part(shared, f), sent[f], cohort, crew) for f in plan.sends}
+        merged = merged_of(setting, plan.sends, shared, sent, cohort, crew, noise, known)
     after = with_parts(shared, merged)
     algorithm = at_time(setting.algorithm, cohort.clock, setting.dtype)
     server_step = algorithm.phases(setting.problem)[number].server_step
@@ -101,6 +128,28 @@ def server_part(
     before, where = show_server(shared), f"{type(algorithm).__name__}.{getattr(server_step, '__name__', 'server')}"
     with part_of_time("server"):
         return server_sight(where, lambda merged: server_step(setting.problem, before, merged, cohort), after)
+
+
+def merged_of(
+    setting: Setting,
+    paths: tuple[str, ...],
+    shared: Any,
+    sent: Mapping[str, Any],
+    cohort: Cohort,
+    crew: Crew,
+    noise: PRNGKeyArray | None,
+    known: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    """What was sent, merged by placement, with noise where clients are private."""
+    places, known = placements(type(shared)), known or {}
+    one = lambda f: merge(places[field_of(f)].merge, part(shared, f), sent[f], cohort, crew)
+    merged = {f: known[f] if f in known else one(f) for f in paths}
+    if setting.privacy is None:
+        return merged
+    if noise is None:
+        raise ValueError("a private run merges nothing without a key for its noise")
+    weights = jnp.where(cohort.present, cohort.weights, 0)
+    return setting.privacy.noised(merged, type(shared), weights, noise)
 
 
 def merge(how: str | None, old: Any, stacked: Any, cohort: Cohort, crew: Crew) -> Any:

@@ -30,6 +30,7 @@ from fedstrata.runtime.resume import config_of, restore
 from fedstrata.runtime.runs import threads_for
 from fedstrata.runtime.streamed import Streamed
 from fedstrata.runtime.world import Plan
+from fedstrata.transport.privacy import Privacy
 
 RECORDS = 64  # evaluations that one segment may hold
 
@@ -58,6 +59,7 @@ def prepare(
     execution: Any = "auto",
     mesh: Any = None,
     stream: bool | None = None,
+    privacy: Privacy | None = None,
 ) -> Job:
     """Check everything that can be checked without running, and lay out the program. `fs.run` calls it."""
     check_solves(algorithm, problem)
@@ -78,7 +80,8 @@ def prepare(
     over = mesh_of(mesh)
     host = streams(stream, algorithm, federation, over)
     dtype = x0.scalar_dtype
-    world = world_of(problem, algorithm, federation, rule, cohort, weights, monitor, evaluate, dtype, over, host)
+    given = (rule, cohort, weights, monitor, evaluate, dtype, over, host, privacy)
+    world = world_of(problem, algorithm, federation, *given)
     values, rest, axes = spread(algorithm, sweep or {}, listed, x0.scalar_dtype)
     for setting in itertools.product(*(sweep or {}).values()):
         with_values(algorithm, **dict(zip(sweep or {}, setting, strict=True))).check(problem)
@@ -134,6 +137,7 @@ def run(
     execution: clients by "vmap", "map", a chunk size, or "auto".
     mesh: spread the clients, with their data and state, over "all" devices or so many, in one process or several.
     stream: leave data and clients' own state on the host, where only the cohort's travel (default: if they are large).
+    privacy: clip what clients change and noise its mean (`fs.Privacy`); `Result.privacy` says the ε.
     checkpoint, checkpoint_every, resume: a folder, seconds between checkpoints, and whether to go on from the last.
     callbacks: functions of (round, row), called for every recorded round. progress: show a progress bar.
     """
@@ -181,6 +185,7 @@ def run(
                     raise
                 last_save = time.perf_counter()
     result = state.result(name, algorithm, compile_seconds)
+    result.privacy = job.spent(result.rounds)
     if result.diverged:
         warnings.warn("\n".join(result.notes), DivergenceWarning, stacklevel=2)
     return result

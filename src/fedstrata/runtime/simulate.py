@@ -22,12 +22,19 @@ from fedstrata.runtime.local import Setting, part_of_time
 from fedstrata.runtime.round import Round, run_round
 from fedstrata.runtime.world import DIVERGED, RUNNING, Carry, Plan, Span, World
 from fedstrata.transport.cohort import Everyone
+from fedstrata.transport.privacy import noise_key
 from fedstrata.vector import Vector, where
 
 
 def setting_of(world: World, algorithm: Algorithm, plan: Plan, x0: Vector) -> Setting:
     template = starting.start_values(algorithm, world.problem, x0)
-    return Setting(algorithm, world.problem, world.sampler, plan.execution, world.flat, template, x0.scalar_dtype)
+    dtype = x0.scalar_dtype
+    return Setting(algorithm, world.problem, world.sampler, plan.execution, world.flat, template, dtype, world.privacy)
+
+
+def noise_at(world: World, key: PRNGKeyArray) -> PRNGKeyArray | None:
+    """The run's key for noise, where clients are private."""
+    return None if world.privacy is None else domain(key, "privacy")
 
 
 def cohort_at(world: World, algorithm: Algorithm, key: PRNGKeyArray, round: Array, dtype: Any) -> Cohort:
@@ -65,7 +72,9 @@ def begin(
     """
     setting = setting_of(world, algorithm, plan, x0)
     cohort = cohort_at(world, algorithm, key, jnp.array(0, jnp.int32), x0.scalar_dtype)
-    start = starting.begin(setting, domain(key, "start"), cohort, crew_at(world, cohort))
+    noise = noise_at(world, key)
+    noise = None if noise is None else noise_key(noise, -1, 0, 0)
+    start = starting.begin(setting, domain(key, "start"), cohort, crew_at(world, cohort), noise)
     if world.streamed:
         local = {}
     else:
@@ -111,7 +120,8 @@ def one_cohort(
 ) -> tuple[Carry, dict[str, Any], Array, Array]:
     """A round of a cohort, given and returning the rows of its Local fields."""
     setting, crew, round = setting_of(world, algorithm, plan, x0), crew_at(world, cohort), cohort.clock.round
-    shared, new_rows = run_round(Round(setting, cohort, crew, domain(key, "sample"), own or {}), carry.shared, rows)
+    this = Round(setting, cohort, crew, domain(key, "sample"), own or {}, noise_at(world, key))
+    shared, new_rows = run_round(this, carry.shared, rows)
     new_rows = crew.settled(new_rows, rows)
     finite = jnp.array([_finite(getattr(shared, f)) & _finite(new_rows.get(f)) for f in shared._fields])
     running = carry.status == RUNNING

@@ -11,13 +11,14 @@ from jaxtyping import Array, PRNGKeyArray
 from fedstrata.algorithm import Algorithm, Cohort, at_time, steps_of
 from fedstrata.clock import Clock
 from fedstrata.memory import Pool
-from fedstrata.placement import placements, select
+from fedstrata.placement import select
 from fedstrata.runtime.crew import Crew, over_clients, read_local, write_local
 from fedstrata.runtime.layout import Flat, empty_union, local_fields, stack_local, window
 from fedstrata.runtime.local import Member, Setting, member_of, own_start
 from fedstrata.runtime.mesh import Spread
-from fedstrata.runtime.round import merge
+from fedstrata.runtime.round import merge, merged_of
 from fedstrata.runtime.sight import ClientSight, hide_local, server_sight, show_server
+from fedstrata.transport.privacy import untold
 from fedstrata.vector import Vector
 
 CHUNK = 256  # clients whose `init_client` runs at a time over a large federation
@@ -29,14 +30,17 @@ class Start(NamedTuple):
     merged: dict[str, Any] | None = None  # what clients know of each other's starts when their own fields begin
 
 
-def begin(setting: Setting, key: PRNGKeyArray, cohort: Cohort, crew: Crew) -> Start:
-    """The server's state before round 0. `key` is the run's key for starts; `setting.flat` has the cohort's data."""
+def begin(setting: Setting, key: PRNGKeyArray, cohort: Cohort, crew: Crew, noise: PRNGKeyArray | None = None) -> Start:
+    """The server's state before round 0. `key` is the run's key for starts; `setting.flat` has the cohort's data.
+
+    noise: the key of the noise on what is merged, if clients are private.
+    """
     algorithm, shared = setting.algorithm, blank(setting, cohort.ids.shape[0])
     each = partial(_each, setting, key, crew, setting.execution)
     if not algorithm.merge_at_init:
         fields = own_fields(setting, key)
         return Start(shared, each(fields, init_one) if fields else {})
-    merged = merge_starts(setting, shared, each(sent_at_start(setting), init_one), cohort, crew)
+    merged = merge_starts(setting, shared, each(sent_at_start(setting), sent_one), cohort, crew, noise)
     if not starts_twice(algorithm):
         return Start(merged, {})
     known = received_at_start(merged)
@@ -54,10 +58,18 @@ def blank(setting: Setting, size: int) -> Any:
     return shared._replace(**wide, **{f: widen(getattr(template, f)) for f in gathered})
 
 
-def merge_starts(setting: Setting, shared: Any, first: dict[str, Any], cohort: Cohort, crew: Crew) -> Any:
-    """The server's state after the first cohort has sent its starts."""
-    algorithm, places = setting.algorithm, placements(type(shared))
-    merged = {f: merge(places[f].merge, getattr(shared, f), first[f], cohort, crew) for f in sent_at_start(setting)}
+def merge_starts(
+    setting: Setting,
+    shared: Any,
+    first: dict[str, Any],
+    cohort: Cohort,
+    crew: Crew,
+    noise: PRNGKeyArray | None = None,
+    known: dict[str, Any] | None = None,
+) -> Any:
+    """The server's state after the first cohort has sent its starts; `noise` and `known` as in `server_part`."""
+    algorithm = setting.algorithm
+    merged = merged_of(setting, sent_at_start(setting), shared, first, cohort, crew, noise, known)
     now = at_time(algorithm, Clock.at(0, steps_of(algorithm)), setting.dtype)
     start = lambda merged: now.server_start(setting.problem, merged, cohort)
     return server_sight(f"{type(algorithm).__name__}.server_start", start, shared._replace(**merged))
@@ -150,6 +162,14 @@ def init_one(setting: Setting, member: Member) -> Any:
     sight = ClientSight(algorithm, known=select(type(view), lambda p: p.down))
     now = at_time(algorithm, clock, setting.dtype)
     return sight.call(lambda oracle, start, state: now.init_client(oracle, state), oracle, view, view)
+
+
+def sent_one(setting: Setting, member: Member) -> Any:
+    """The same as it leaves the client before round 0: a private one's change from the template is clipped."""
+    state = init_one(setting, member)
+    if setting.privacy is None:
+        return state
+    return setting.privacy.clipped(state, untold(setting.template), sent_at_start(setting))
 
 
 def start_one(setting: Setting, member: Member, received: dict[str, Any]) -> Any:

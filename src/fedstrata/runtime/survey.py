@@ -1,5 +1,6 @@
 """What sites say of their data before a run, and the terms that follow from it. No example leaves its site."""
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -12,12 +13,14 @@ from fedstrata.data.federation import Federation, Split
 from fedstrata.data.sampling import sampler
 from fedstrata.errors import unknown
 from fedstrata.problems.base import Problem
+from fedstrata.problems.nested import one_example
 from fedstrata.runtime.job import start_points
 from fedstrata.runtime.layout import FlatSplit
-from fedstrata.runtime.prepare import Weights, check_counts, check_parameters, check_solves
+from fedstrata.runtime.prepare import Weights, check_counts, check_parameters, check_private, check_solves
 from fedstrata.runtime.site import Terms
 from fedstrata.runtime.world import World
 from fedstrata.transport.cohort import selection
+from fedstrata.transport.privacy import Privacy
 from fedstrata.vector import Vector
 
 Shapes = dict[str, tuple[str, list[int]]]  # by column: dtype and shape of one example
@@ -85,6 +88,7 @@ def terms_of(
     sampling: str = "replacement",
     cohort: Any = None,
     weights: Weights = "uniform",
+    privacy: Privacy | None = None,
 ) -> Terms:
     """What server and sites agree on. Options are those of `fs.run`, and mean the same."""
     check_solves(algorithm, problem)
@@ -98,12 +102,15 @@ def terms_of(
     problem = problem.unseen().bind(x0, federation, rule)
     algorithm.check(problem)
     check_counts(problem, federation, rule)
+    if privacy is not None:
+        check_private(privacy, algorithm, problem)
     chosen.check(federation.clients)
     needed = sorted({*problem.streams.values()})
     flat = {n: FlatSplit(None, None, None, int(federation[n].counts.max())) for n in needed}
     counts = jnp.asarray(federation[needed[0]].counts, jnp.int32) if weights == "size" else None
-    world = World(problem, None, rule, chosen, flat, {}, counts, federation.clients)
-    return Terms(run, world, as_arrays(algorithm, x0.scalar_dtype), x0, jax.random.key(seed))
+    world = World(problem, None, rule, chosen, flat, {}, counts, federation.clients, privacy=privacy)
+    shapes = {n: jax.tree.map(one_example, split.examples) for n, split in federation.splits.items()}
+    return Terms(run, world, as_arrays(algorithm, x0.scalar_dtype), x0, jax.random.key(seed), shapes)
 
 
 def start_point(problem: Problem, params: Any = None, seed: int = 0) -> Vector:
@@ -121,5 +128,4 @@ def with_data(terms: Terms, data: Federation) -> Terms:
 
     flat = {name: own(name, bare) for name, bare in terms.world.flat.items()}
     world = terms.world
-    here = World(world.problem, None, world.sampler, world.selection, flat, {}, world.counts, world.clients)
-    return terms._replace(world=here)
+    return terms._replace(world=dataclasses.replace(world, flat=flat))

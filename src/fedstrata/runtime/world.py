@@ -11,6 +11,7 @@ from fedstrata.runtime.crew import Execution
 from fedstrata.runtime.layout import Flat
 from fedstrata.runtime.mesh import Spread
 from fedstrata.transport.cohort import Selection
+from fedstrata.transport.privacy import Privacy
 from fedstrata.vector import Vector
 
 RUNNING, DIVERGED, EXPLODED, STOPPED = range(4)
@@ -29,6 +30,7 @@ class World(eqx.Module):
     clients: int = eqx.field(static=True)
     spread: Spread | None = eqx.field(static=True, default=None)  # how the clients lie on a device mesh
     host: Any = eqx.field(static=True, default=None)  # what stays on the host; `flat` then has one cohort's data
+    privacy: Privacy | None = eqx.field(static=True, default=None)
 
     @property
     def streamed(self) -> bool:

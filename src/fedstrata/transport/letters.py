@@ -15,6 +15,7 @@ from fedstrata.transport.codec import decode, encode, from_named_arrays, named_a
 
 MAGIC = b"FSL1"
 BEGIN, START = 0, 1  # the two exchanges that may come before round 0, which are those of round −1
+EVALUATE = -2  # an exchange that changes nobody's state; its round is the number of those that are done
 
 
 class Stage(NamedTuple):

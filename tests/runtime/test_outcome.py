@@ -1,0 +1,89 @@
+"""What a server keeps: the model can be loaded and used, and exported for those who have only JAX."""
+
+import subprocess
+import sys
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedstrata as fs
+from fedstrata.models import MLP, Raveled
+from fedstrata.runtime.outcome import keep_model
+from fedstrata.runtime.rehearsal import advance, rehearsal
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(4, 6, 3))
+MODEL = MLP((3, 4, 1))
+
+
+def kept(folder, loss, y):
+    """A deployed run of two rounds, and its solution after the server has kept it."""
+    federation = fs.Federation.from_clients([{"x": x, "y": y(x)} for x in X])
+    problem = fs.Average(loss)
+    conductor, _, _ = rehearsal(problem, fs.FedAvg(0.1, 2), federation, batch_size=2)
+    x = conductor.solution(advance(conductor, 2))
+    return keep_model(folder, conductor.problem, x, {"algorithm": "FedAvg", "rounds": 2}), x.tree
+
+
+def expected(params, x):
+    hidden = np.maximum(x @ np.asarray(params[0]["weight"]).T + np.asarray(params[0]["bias"]), 0)
+    return hidden @ np.asarray(params[1]["weight"])[0] + np.asarray(params[1]["bias"])[0]
+
+
+@pytest.mark.parametrize("task", ["classification", "regression"])
+def test_a_server_keeps_a_model_that_predicts(task, tmp_path):
+    loss = {"classification": fs.losses.Classification, "regression": fs.losses.Regression}[task](MODEL)
+    label = {"classification": lambda x: (x[:, 0] > 0).astype(np.int32), "regression": lambda x: x[:, 0]}[task]
+    files, params = kept(tmp_path / "run", loss, label)
+    assert [f.name for f in files] == ["solution.npz", "model.npz"]
+    trained = fs.load_model(tmp_path / "run" / "model.npz")
+    assert trained.info == {"algorithm": "FedAvg", "rounds": 2}
+    x = RNG.normal(size=(50, 3))
+    np.testing.assert_allclose(trained.scores(x), expected(params, x), rtol=1e-12)
+    wanted = expected(params, x) if task == "regression" else expected(params, x) > 0
+    np.testing.assert_allclose(trained.predict(x), wanted, rtol=1e-12)
+    with np.load(tmp_path / "run" / "solution.npz") as arrays:
+        np.testing.assert_array_equal(arrays["params[0]['weight']"], params[0]["weight"])
+        assert len(arrays.files) == 4
+
+
+def test_a_raveled_model_is_kept_with_its_names(tmp_path):
+    loss = fs.losses.Regression(Raveled(MODEL))
+    _, flat = kept(tmp_path, loss, lambda x: x[:, 0])
+    x = RNG.normal(size=(5, 3))
+    wanted = expected(Raveled(MODEL).unravel(flat), x)
+    np.testing.assert_allclose(fs.load_model(tmp_path / "model.npz").predict(x), wanted, rtol=1e-12)
+
+
+def test_parameters_without_a_model_are_kept_by_their_names(tmp_path):
+    problem = fs.Average(lambda w, e: (w["a"] - e["x"]) ** 2)
+    files = keep_model(tmp_path, problem, fs.Vector({"a": jnp.arange(3.0)}), {})
+    assert [f.name for f in files] == ["solution.npz"]
+    with np.load(files[0]) as arrays:
+        np.testing.assert_array_equal(arrays["params['a']"], [0.0, 1.0, 2.0])
+
+
+USER = """
+import sys
+sys.modules["fedstrata"] = None  # whoever imports it fails
+import jax, numpy as np
+from pathlib import Path
+jax.config.update("jax_enable_x64", True)
+program = jax.export.deserialize(bytearray(Path(sys.argv[1]).read_bytes()))
+x = np.load(sys.argv[2])
+np.save(sys.argv[3], program.call(x))
+assert program.call(x[:1]).shape == (1,)
+assert set(program.platforms) == {"cpu", "cuda"}
+"""
+
+
+def test_an_exported_model_runs_without_the_library(tmp_path):
+    pytest.importorskip("flatbuffers")
+    _, params = kept(tmp_path, fs.losses.Regression(MODEL), lambda x: x[:, 0])
+    fs.load_model(tmp_path / "model.npz").export(tmp_path / "model.stablehlo")
+    x = RNG.normal(size=(7, 3))
+    np.save(tmp_path / "x.npy", x)
+    names = [str(tmp_path / name) for name in ("model.stablehlo", "x.npy", "scores.npy")]
+    subprocess.run([sys.executable, "-c", USER, *names], check=True, timeout=120)
+    np.testing.assert_allclose(np.load(tmp_path / "scores.npy"), expected(params, x), rtol=1e-12)
