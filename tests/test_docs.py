@@ -56,12 +56,25 @@ def test_the_code_of_the_pages_runs(page, failures):
     assert page not in failures, failures[page]
 
 
-def test_the_skeleton_is_fedavg_without_momentum():
-    spec = importlib.util.spec_from_file_location("skeleton", ROOT / "docs" / "skeleton.py")
+def script(name):
+    """A module of the docs folder."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
     assert spec
     assert spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    return module
+
+
+def test_the_page_on_security_says_what_placements_say():
+    """`python docs/security_table.py` writes it anew."""
+    found = script("security_table")
+    page = (ROOT / "docs" / "security.md").read_text()
+    assert found.with_table(page) == page
+
+
+def test_the_skeleton_is_fedavg_without_momentum():
+    module = script("skeleton")
     task = least_squares()
     options = {"rounds": 5, "batch_size": 2, "params": np.zeros(3)}
     plain = fs.run(task.problem, fs.FedAvg(0.1, 3), task.federation, **options).solution()

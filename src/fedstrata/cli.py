@@ -13,7 +13,7 @@ from fedstrata import __version__
 from fedstrata.commands.parsing import Mistake, Parser
 from fedstrata.errors import unknown
 
-COMMANDS = ("list", "explain", "run", "launch", "reproduce", "plot", "data")
+COMMANDS = ("list", "explain", "run", "launch", "deploy", "reproduce", "plot", "data")
 
 _ABOUT = """\
 Federated optimisation: run experiments, compare methods, count what they send.

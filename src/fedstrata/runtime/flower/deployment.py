@@ -15,7 +15,10 @@ class Deployment(NamedTuple):
 
     load: a function of the site's settings (what its SuperNode was given as `--node-config`); returns a federation
     of one client. options: as of `fs.run`: params, batch_size, sampling, cohort, weights, and seed.
-    quorum: the share of a round's sites that must answer. deadline: seconds that an exchange may take.
+    quorum: the share of a round's sites that must answer. deadline: seconds that an exchange may take. The sites say
+    what the solution does on their data at the end, and every `evaluate_every` rounds; scores: splits of which their
+    scores are asked for, for the AUC of all sites together. A site lets them go only with `tells = "scores"` among its
+    own settings.
     """
 
     problem: "Problem"
@@ -26,6 +29,8 @@ class Deployment(NamedTuple):
     options: Mapping[str, Any] = {}
     quorum: float = 1.0
     deadline: float = 600.0
+    evaluate_every: int | None = None
+    scores: tuple[str, ...] = ()
 
 
 def resolve(where: str) -> Deployment:

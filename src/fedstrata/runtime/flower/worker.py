@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import json
 import os
+import secrets
 import socket
 import sys
 from collections.abc import Mapping
@@ -28,6 +29,7 @@ class Worker:
         self.deployment, self.folder, self.code = deployment, folder, code
         self.data: Any = None
         self.sites: dict[str, Site] = {}  # by run
+        self.last: tuple[bytes, bytes] = b"", b""  # the last call, and what was answered
 
     def answer(self, request: Mapping[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
         settings, kind = request["settings"], request["kind"]
@@ -38,12 +40,16 @@ class Worker:
             survey = Survey.of(name, self.data)
             problem, options = self.deployment.problem, self.deployment.options
             problem.check(start_point(problem, options.get("params"), options.get("seed", 0)), self.data)
-            return {"survey": json.dumps(survey)}, b""
-        call = Letter.decode(body)
-        return {}, self._site(call.run, name, request["about"].get("surveys")).answer(call).encode()
+            return {"survey": json.dumps(survey), "mark": mark_of(self.folder)}, b""
+        if self.last[0] != body:  # a call that was sent twice is answered twice, and done once
+            call = Letter.decode(body)
+            answer = self._site(call.run, settings, request["about"].get("surveys")).answer(call)
+            self.last = body, answer.encode()
+        return {}, self.last[1]
 
-    def _site(self, run: str, name: str, surveys: str | None) -> Site:
+    def _site(self, run: str, settings: Mapping[str, Any], surveys: str | None) -> Site:
         """The site of this run; what it agreed to is kept beside its state."""
+        name = str(settings["site"])
         home = self.folder / "runs" / "".join(c if c.isalnum() or c in "-_" else "_" for c in run)
         agreed = home / "surveys.json"
         if surveys is not None and run not in self.sites:
@@ -56,8 +62,19 @@ class Worker:
             number = [survey.site for survey in known].index(name)
             d = self.deployment
             terms = terms_of(run, d.problem, d.algorithm, known, **d.options)
-            self.sites[run] = Site(with_data(terms, self.data), name, number, Folder(home, name))
+            tells = settings.get("tells")  # the site's own decision: never from a message
+            here = with_data(terms, self.data)
+            self.sites[run] = Site(here, name, number, Folder(home, name), data=self.data, tells=tells)
         return self.sites[run]
+
+
+def mark_of(folder: Path) -> str:
+    """What tells this state folder from any other, for as long as it lasts."""
+    path = folder / "mark"
+    if not path.exists():
+        with replacing(path) as part:
+            part.write_text(secrets.token_hex(16))
+    return path.read_text()
 
 
 def serve(worker: Worker, listener: socket.socket) -> None:

@@ -1,0 +1,160 @@
+"""CPU time that one phase costs a site: Flower with a client app that does nothing, and FedAvg's phase of ours.
+
+Both answer messages of the same size on loopback, one site, one after the other. Counted is everything at the site: the
+SuperNode, the processes that it starts for every message, and the worker that stays. "Flower's own program" runs our
+app in the process that Flower starts by itself; `fedstrata deploy site` puts in its place one that looks whether the
+app was approved, and does not import the SuperNode's database.
+"""
+
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import harness
+from fedstrata.runtime.flower.loopback import Loopback
+from fedstrata.runtime.flower.programs import Site, environment
+
+FIRST, LAST, REPEATS = 5, 25, 3  # exchanges between which the clock runs
+PROJECT = """
+[project]
+name = "{name}"
+version = "1.0.0"
+description = "a benchmark"
+license = "Apache-2.0"
+dependencies = []
+[tool.flwr.app]
+publisher = "benchmarks"
+[tool.flwr.app.components]
+serverapp = "{name}.server_app:app"
+clientapp = "{name}.client_app:app"
+[tool.flwr.app.config]
+run = "first"
+folder = "out"
+"""
+NOTHING = {
+    "client_app": """
+from flwr.app import Message, RecordDict
+from flwr.clientapp import ClientApp
+app = ClientApp()
+@app.train("phase0")
+def train(message, context):
+    return Message(message.content, reply_to=message)
+""",
+    "server_app": """
+import os, time
+import numpy as np
+from flwr.app import ArrayRecord, Message, RecordDict
+from flwr.serverapp import ServerApp
+app = ServerApp()
+@app.main()
+def main(grid, context):
+    while not (nodes := list(grid.get_node_ids())):
+        time.sleep(0.1)
+    folder = os.path.join(context.run_config["folder"], "first")
+    os.makedirs(folder, exist_ok=True)
+    with open(os.path.join(folder, "reports.jsonl"), "w") as file:
+        for _ in range({rounds}):
+            content = RecordDict({{"x": ArrayRecord([np.zeros(100)])}})
+            sent = grid.push_messages([Message(content, nodes[0], "train.phase0")])
+            while not list(grid.pull_messages(sent)):
+                time.sleep(0.1)
+            print("done", file=file, flush=True)
+""",
+}
+OURS = {
+    f"{side}_app": f"""
+from fedstrata.runtime.flower.{side} import {side}_app
+app = {side}_app("{{name}}.task:deployment")
+"""
+    for side in ("client", "server")
+} | {
+    "task": """
+import numpy as np
+import fedstrata as fs
+from fedstrata.runtime.flower import Deployment
+problem = fs.Average(lambda w, example: 0.5 * (w - example["x"]) @ (w - example["x"]))
+load = lambda settings: fs.Federation.from_clients([{{"x": np.ones((20, 100), "float32")}}])
+options = {{"params": np.zeros(100, "float32"), "batch_size": 4}}
+deployment = Deployment(problem, fs.FedAvg(0.1), load, {rounds}, 1, options)
+""",
+}
+
+
+class Stock(Site):
+    """A site whose client app is started as Flower does it."""
+
+    def environment(self) -> dict[str, str]:
+        return environment(self.folder / self.state)
+
+
+def cpu(flower: Loopback) -> float:
+    """Seconds that the site's processes have had so far, with those that have ended."""
+    whole = {flower.processes["site"].pid}
+    parents = {int(p.name): _stat(p) for p in Path("/proc").glob("[0-9]*") if _stat(p)}
+    while more := {pid for pid, fields in parents.items() if int(fields[1]) in whole} - whole:
+        whole |= more
+    if (flower.home / "site" / "worker.lock").exists():
+        whole.add(flower.worker("site"))
+    ticks = sum(sum(map(int, parents[pid][11:15])) for pid in whole if pid in parents)
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _stat(entry: Path) -> list[str]:
+    try:
+        return (entry / "stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def phase(files: dict[str, str], name: str, kind: Any) -> float:
+    """CPU seconds of one exchange."""
+    with tempfile.TemporaryDirectory() as folder:
+        app = Path(folder) / name
+        (app / name).mkdir(parents=True)
+        (app / "pyproject.toml").write_text(PROJECT.format(name=name))
+        for file, text in {"__init__": "", **files}.items():
+            (app / name / f"{file}.py").write_text(text.format(name=name, rounds=LAST + 2))
+        flower = Loopback(app, Path(folder) / "home", {"site": {}}, secure=False)
+        flower.sites["site"] = kind(*flower.sites["site"])
+        with flower:
+            process = flower.run(folder=folder)
+            reports, at = Path(folder) / "first" / "reports.jsonl", {}
+            while len(at) < 2:
+                if process.poll() is not None:
+                    raise RuntimeError(process.communicate()[0])
+                done = len(reports.read_text().splitlines()) if reports.exists() else 0
+                for mark in (FIRST, LAST):
+                    if done >= mark and mark not in at:
+                        at[mark] = cpu(flower), done
+                time.sleep(0.02)
+            process.communicate()
+    (before, first), (after, last) = at[FIRST], at[LAST]
+    return (after - before) / (last - first)
+
+
+def main() -> None:
+    kinds = {
+        "Flower, an app that does nothing": (NOTHING, Stock),
+        "ours, in Flower's own program": (OURS, Stock),
+        "ours, as `fedstrata deploy site` runs it": (OURS, Site),
+    }
+    found: dict[str, list[float]] = {name: [] for name in kinds}
+    for repeat in range(REPEATS):
+        for number, (name, (files, kind)) in enumerate(kinds.items()):
+            found[name].append(phase(files, f"app{repeat}x{number}", kind))
+    own = np.array(found["Flower, an app that does nothing"])
+    rows = [
+        [name, harness.spread(1000 * np.array(times), 0), f"{np.median(1000 * (np.array(times) - own)):+.0f}"]
+        for name, times in found.items()
+    ]
+    head = ["one phase at a site", "CPU, ms: median [quartiles]", "beyond Flower's own, ms"]
+    note = f"{(__doc__ or '').strip()}\n\nExchanges {FIRST} to {LAST} of a run, {REPEATS} runs of each in turn."
+    harness.page(__file__, "A phase at a site", note + "\n\n" + harness.table(head, rows))
+
+
+if __name__ == "__main__":
+    main()

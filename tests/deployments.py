@@ -1,0 +1,140 @@
+"""Flower apps of the cases, and a place on this machine where they can run and nothing else can be reached."""
+
+import contextlib
+import dataclasses
+import os
+import signal
+import subprocess
+import textwrap
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fedstrata as fs
+from cases import CASES, START, task_of
+from fedstrata.runtime.flower.loopback import Loopback
+
+SITES, PATIENCE = 3, 300
+FULL = os.environ.get("FEDSTRATA_TEST_DEPLOY", "") == "full"  # `make test-deploy`
+OPTIONS = {"params": START, "batch_size": 3}
+
+TASK = """
+    from cases import START, task_of
+    from deployments import method
+    from fedstrata.runtime.flower import Deployment
+
+    algorithm = method("{name}")
+    task = task_of(algorithm)
+
+
+    def load(settings):
+        return task.federation.select([int(settings["number"])])
+
+
+    options = {{"params": START, "batch_size": 3, "seed": 5}}
+    deployment = Deployment(task.problem, algorithm, load, {rounds}, {sites}, options, {quorum}, deadline={deadline})
+"""
+PROJECT = """
+    [project]
+    name = "{package}"
+    version = "1.0.0"
+    description = "a test"
+    license = "Apache-2.0"
+    dependencies = []
+    [tool.flwr.app]
+    publisher = "tests"
+    [tool.flwr.app.components]
+    serverapp = "{package}.server_app:app"
+    clientapp = "{package}.client_app:app"
+    [tool.flwr.app.config]
+    run = "first"
+    folder = "out"
+"""
+APP = """
+    from fedstrata.runtime.flower.{side} import {side}_app
+
+    app = {side}_app("{package}.task:deployment")
+"""
+
+
+def method(name):
+    """The algorithm of a case, with few exchanges in a round: each costs seconds here."""
+    found = CASES[name].algorithm
+    return dataclasses.replace(found, terms=2) if name == "FedNest" else found
+
+
+def write_app(folder, package, name, rounds, client=APP, sites=SITES, quorum=1.0, deadline=120.0):
+    """An app that runs one of the cases."""
+    home = folder / package
+    (home / package).mkdir(parents=True)
+    write = lambda path, text, **given: path.write_text(textwrap.dedent(text).format(package=package, **given))
+    write(home / "pyproject.toml", PROJECT)
+    write(home / package / "__init__.py", "")
+    words = {"name": name, "rounds": rounds, "sites": sites, "quorum": quorum, "deadline": deadline}
+    write(home / package / "task.py", TASK, **words)
+    write(home / package / "server_app.py", APP, side="server")
+    write(home / package / "client_app.py", client, side="client")
+    return home
+
+
+@contextlib.contextmanager
+def nowhere():
+    """Words before a command that put it where there is a loopback and no network; none where that is not allowed."""
+    try:
+        inside = ["unshare", "--map-root-user", "--net", "sh", "-c", "ip link set lo up && echo up && exec sleep 3600"]
+        holder = subprocess.Popen(inside, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    except OSError:
+        yield ()
+        return
+    try:
+        up = holder.stdout.readline().strip() == "up"
+        yield ("nsenter", "--preserve-credentials", "-U", "-n", "-t", str(holder.pid)) if up else ()
+    finally:
+        holder.kill()
+        holder.communicate()
+
+
+@contextlib.contextmanager
+def federation(folder, app, secure=True, sites=SITES):
+    """SuperLink and SuperNodes for an app, on loopback."""
+    given = {f"site-{i}": {"number": i} for i in range(sites)}
+    extra = {"PYTHONPATH": str(Path(__file__).parent), "JAX_ENABLE_X64": "1"}
+    extra |= {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.05"}
+    with nowhere() as prefix, Loopback(app, folder / "home", given, secure, extra, prefix=prefix) as found:
+        yield found
+
+
+def finished(process, kept):
+    """The solution of a run, once it has ended."""
+    try:
+        said = process.communicate(timeout=PATIENCE)[0]
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        said = process.communicate()[0]
+    assert (kept / "solution.npz").exists(), said[-3000:]
+    return np.load(kept / "solution.npz")["params"]
+
+
+def wait_until(condition, process):
+    until = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < until, "waited for too long"
+        assert process is None or process.poll() is None, process.stdout.read()[-3000:]
+        time.sleep(0.05)
+
+
+def exchanges_in(kept):
+    reports = kept / "reports.jsonl"
+    return reports.read_text().splitlines() if reports.exists() else []
+
+
+def simulated(name, rounds, sites=SITES):
+    algorithm = method(name)
+    task = task_of(algorithm)
+    federation = task.federation.select(range(sites))
+    return fs.run(task.problem, algorithm, federation, rounds=rounds, seeds=[5], stationarity=False, **OPTIONS)
+
+
+needs_full = pytest.mark.skipif(not FULL, reason="runs in `make test-deploy`")

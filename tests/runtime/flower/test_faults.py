@@ -1,0 +1,184 @@
+"""Whatever is killed, and whoever sends nonsense: nothing is lost, and the run ends where it would have ended."""
+
+import os
+import random
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr", reason="flwr is not installed")
+
+from deployments import (
+    FULL,
+    SITES,
+    exchanges_in,
+    federation,
+    finished,
+    needs_full,
+    simulated,
+    wait_until,
+    write_app,
+)
+from fedstrata.runtime.flower.keys import server_keys, site_keys
+
+ROUNDS = 3
+SEEDS = range(10) if FULL else [int.from_bytes(os.urandom(2))]  # the name of a failed test has the seed
+
+# The second site answers in round 1 with bytes, a wrong shape, or numbers that are not finite, and in round 2 not so.
+GARBAGE = """
+    import os
+
+    import numpy as np
+
+    from fedstrata.runtime.flower import client
+    from fedstrata.transport.letters import Letter
+
+
+    class Liar(client.Handover):
+        def __call__(self, message, context):
+            reply = super().__call__(message, context)
+            about, body = client.opened(reply.content)
+            if context.node_config["number"] != 1 or message.metadata.group_id != "1" or not body:
+                return reply
+            letter = Letter.decode(body)
+            first = next(iter(letter.arrays))
+            put = lambda array: letter._replace(arrays={{**letter.arrays, first: array}}).encode()
+            wrong = {{
+                "bytes": lambda: os.urandom(200),
+                "shape": lambda: put(np.zeros(7)),
+                "infinite": lambda: put(letter.arrays[first] + np.inf),
+                "round": lambda: letter._replace(stage=letter.stage._replace(round=0)).encode(),
+            }}
+            body = wrong[context.run_config["folder"].rpartition("-")[2]]()
+            return client.Message(client.record(about, body), reply_to=message)
+
+
+    app = Liar("{package}.task:deployment")
+"""
+
+
+@pytest.fixture(scope="module")
+def flower(tmp_path_factory):
+    if shutil.which("flower-superlink", path=str(Path(sys.executable).parent)) is None:
+        pytest.skip("Flower's programs are not beside this interpreter")
+    folder = tmp_path_factory.mktemp("faults")
+    with federation(folder, write_app(folder, "faults", "Scaffold", ROUNDS)) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def expected():
+    return simulated("Scaffold", ROUNDS).solution()
+
+
+def processes(flower, program):
+    """Numbers of the processes of this federation that run a program."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            command, environment = (entry / "cmdline").read_bytes(), (entry / "environ").read_bytes()
+        except OSError:
+            continue
+        if program.encode() in command and str(flower.home).encode() in environment:
+            found.append(int(entry.name))
+    return found
+
+
+def begun(flower, folder, seed):
+    """A run that has come as far as the seed says; and the seed's other decisions."""
+    draw = random.Random(seed)
+    exchanges = draw.randrange(1, ROUNDS + 1)
+    process = flower.run(folder=str(folder))
+    wait_until(lambda: len(exchanges_in(folder / "first")) >= exchanges, process)
+    time.sleep(2 * draw.random())
+    return process, f"site-{draw.randrange(SITES)}"
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_killed_worker(flower, tmp_path, expected, seed):
+    process, name = begun(flower, tmp_path, seed)
+    os.kill(flower.worker(name), signal.SIGKILL)
+    np.testing.assert_allclose(finished(process, tmp_path / "first"), expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_killed_node(flower, tmp_path, expected, seed):
+    process, name = begun(flower, tmp_path, seed)
+    flower.kill(name)
+    time.sleep(random.Random(seed).random())
+    flower.start_site(name)
+    np.testing.assert_allclose(finished(process, tmp_path / "first"), expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_killed_server_app(flower, tmp_path, expected, seed):
+    process, _ = begun(flower, tmp_path, seed)
+    for number in processes(flower, "flwr-serverapp"):
+        os.kill(number, signal.SIGKILL)
+    process.kill()
+    process.communicate()
+    done = len(exchanges_in(tmp_path / "first"))
+    np.testing.assert_allclose(finished(flower.run(folder=str(tmp_path)), tmp_path / "first"), expected, rtol=1e-12)
+    assert len(exchanges_in(tmp_path / "first")) < done + 1 + ROUNDS  # it did not begin again
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_killed_superlink(flower, tmp_path, expected, seed):
+    process, _ = begun(flower, tmp_path, seed)
+    flower.kill("superlink")
+    for number in processes(flower, "flwr-serverapp"):
+        os.kill(number, signal.SIGKILL)
+    process.kill()
+    process.communicate()
+    flower.start_link()
+    np.testing.assert_allclose(finished(flower.run(folder=str(tmp_path)), tmp_path / "first"), expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["bytes", "shape", "infinite", "round"] if FULL else ["shape"])
+def test_a_site_that_sends_garbage(tmp_path, flower, kind):
+    from fedstrata.runtime.flower.approved import approve
+
+    app, flower.app = flower.app, write_app(tmp_path, "garbage", "Scaffold", ROUNDS, GARBAGE, quorum=0.6)
+    approve(flower.app, flower.home / "approved.txt")
+    kept = tmp_path / f"out-{kind}"
+    found = finished(flower.run(folder=str(kept)), kept / "first")
+    flower.app = app
+    assert np.all(np.isfinite(found))
+    said = [line for line in exchanges_in(kept / "first") if '"missing": {}' not in line]
+    assert len(said) == 1
+    assert "site-1" in said[0]
+    assert '"stage": [1,' in said[0]
+
+
+def test_a_site_whose_key_nobody_registered_is_turned_away(flower, tmp_path):
+    private, _ = site_keys(tmp_path, "stranger")
+    flower.sites["stranger"] = flower.sites["site-0"]._replace(site="stranger", state="stranger", key=str(private))
+    flower.start_site("stranger")
+    assert flower.processes["stranger"].wait(60) != 0
+    del flower.sites["stranger"], flower.processes["stranger"]
+    assert "2004" in flower.log("stranger", 1000) or "not registered" in flower.log("stranger", 1000)
+
+
+def test_a_site_does_not_talk_to_a_server_with_another_certificate(flower, tmp_path):
+    other = server_keys(tmp_path / "other", ["127.0.0.1"], days=1)[0]
+    flower.sites["careful"] = flower.sites["site-0"]._replace(
+        state="careful", authority=str(other), port=flower.sites["site-0"].port + 1000
+    )
+    flower.start_site("careful")
+    wait_until(lambda: "CERTIFICATE_VERIFY_FAILED" in flower.log("careful", 1000), None)
+    flower.kill("careful")
+    del flower.sites["careful"]
+
+
+@needs_full
+def test_a_slow_site_is_waited_for(flower, tmp_path, expected):
+    process, name = begun(flower, tmp_path, 0)
+    os.kill(flower.worker(name), signal.SIGSTOP)
+    time.sleep(40)
+    os.kill(flower.worker(name), signal.SIGCONT)
+    np.testing.assert_allclose(finished(process, tmp_path / "first"), expected, rtol=1e-12)
