@@ -162,7 +162,8 @@ def _register(options: argparse.Namespace) -> int:
     key = Path(options.what)
     if not key.is_file():
         raise Mistake(f"there is no {key}: a site makes it with `fedstrata deploy keys NAME`")
-    return _become(options, ["flwr", "supernode", "register", str(key.absolute()), CONNECTION], _server_file(options))
+    command = ["flwr", "supernode", "register", str(key.absolute()), CONNECTION]
+    return _become(options, command, _at(_server_file(options)))
 
 
 def _approve(options: argparse.Namespace) -> int:
@@ -191,7 +192,7 @@ def _check(options: argparse.Namespace) -> int:
 
 def _server(options: argparse.Namespace) -> int:
     server = _server_file(options)
-    return _become(options, server.command(), server)
+    return _become(options, server.command(), _at(server))
 
 
 def _site(options: argparse.Namespace) -> int:
@@ -199,12 +200,9 @@ def _site(options: argparse.Namespace) -> int:
 
     path = _file(options.what)
     site = Site.read(path)
-    if options.print:
-        print(shlex.join(site.command()))
-        return 0
-    os.chdir(path.parent)  # where relative paths of its settings begin
-    command = site.command()
-    os.execvpe(command[0], command, site.environment())
+    if not options.print:
+        os.chdir(path.parent)  # where relative paths of its settings begin
+    return _become(options, site.command(), site.environment())
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -213,16 +211,21 @@ def _run(options: argparse.Namespace) -> int:
     app, _ = _app(options)
     config: dict[str, Any] = {"run": options.name, "folder": str(app / "out")}
     config |= {name: value for name in ("sites", "rounds") if (value := getattr(options, name))}
-    return _become(options, run_command(app, config), _server_file(options))
+    return _become(options, run_command(app, config), _at(_server_file(options)))
 
 
-def _become(options: argparse.Namespace, command: list[str], server: "Server") -> int:
+def _become(options: argparse.Namespace, command: list[str], given: dict[str, str]) -> int:
+    if options.print:
+        new = [f"{name}={value}" for name, value in given.items() if os.environ.get(name) != value]
+        print(shlex.join(["env", *new, *command]))
+        return 0
+    os.execvpe(command[0], command, given)
+
+
+def _at(server: "Server") -> dict[str, str]:
     from fedstrata.runtime.flower.programs import environment
 
-    if options.print:
-        print(shlex.join(command))
-        return 0
-    os.execvpe(command[0], command, environment(server.connect()))
+    return environment(server.connect())
 
 
 def _server_file(options: argparse.Namespace) -> "Server":

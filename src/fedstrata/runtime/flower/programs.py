@@ -88,7 +88,8 @@ class Site(NamedTuple):
         where = ["--superlink", self.server, "--host", "127.0.0.1", "--port", str(self.port)]
         given = " ".join(f"{name}={_quoted(name, value)}" for name, value in self.node_config.items())
         trust = ["--insecure"] if self.insecure else keys
-        return ["flower-supernode", *trust, *where, "--node-config", given]
+        program = [sys.executable, "-m", "fedstrata.runtime.flower.node"]
+        return [*program, *trust, *where, "--node-config", given]
 
     def environment(self) -> dict[str, str]:
         """With our own program in the place of Flower's client app, which refuses apps that were not approved."""

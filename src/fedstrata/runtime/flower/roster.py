@@ -14,7 +14,7 @@ from fedstrata.runtime.flower.client import opened, record
 from fedstrata.runtime.survey import Survey
 from fedstrata.transport.letters import EVALUATE, Letter
 
-POLL = 0.1  # seconds between looks for answers
+POLL = 0.2  # seconds between looks for answers
 LOOK = 1.0  # seconds between looks for nodes that came or went
 AGAIN = 15.0  # seconds after which a call is sent again, as it may be lost; then twice that, and so on
 TELL = 60.0  # seconds between two lines about sites that are waited for
