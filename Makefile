@@ -1,4 +1,4 @@
-# make demo | test | lint | bench: each sets up a local virtual environment first.
+# make demo | test | test-deploy | lint | bench: each sets up a local virtual environment first.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -8,10 +8,11 @@ FEDSTRATA_DATA ?= $(wildcard $(abspath ../shared/data))
 export FEDSTRATA_DATA
 PYTEST_WORKERS ?= 2
 
-.PHONY: help demo test lint bench clean
+.PHONY: help demo test test-deploy lint bench clean
 help:
 	@echo "make demo    train on embedded data: table and picture in out/demo (under three minutes)"
 	@echo "make test    run the tests"
+	@echo "make test-deploy   every algorithm and every fault over real Flower, ten times (an hour); writes docs/deploy_log.md"
 	@echo "make lint    format check, lint and types"
 	@echo "make bench   run the benchmarks and write docs/benchmarks"
 
@@ -26,6 +27,10 @@ demo: $(READY)
 
 test: $(READY)
 	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile
+
+test-deploy: $(READY)
+	FEDSTRATA_TEST_DEPLOY=full $(BIN)/python -m pytest -n 2 --dist loadfile tests/runtime/flower --junitxml=out/deploy.xml
+	$(BIN)/python tests/deploy_log.py out/deploy.xml docs/deploy_log.md
 
 lint: $(READY)
 	$(BIN)/ruff format --check .

@@ -101,27 +101,34 @@ def federation(folder, app, secure=True, sites=SITES):
     """SuperLink and SuperNodes for an app, on loopback."""
     given = {f"site-{i}": {"number": i} for i in range(sites)}
     extra = {"PYTHONPATH": str(Path(__file__).parent), "JAX_ENABLE_X64": "1"}
-    extra |= {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.05"}
     with nowhere() as prefix, Loopback(app, folder / "home", given, secure, extra, prefix=prefix) as found:
         yield found
+
+
+def started(flower, folder):
+    """A run whose results, and whose log, are in the folder."""
+    folder.mkdir(exist_ok=True)
+    with (folder / "run.log").open("a") as log:
+        return flower.run(log, folder=str(folder))
 
 
 def finished(process, kept):
     """The solution of a run, once it has ended."""
     try:
-        said = process.communicate(timeout=PATIENCE)[0]
+        process.wait(PATIENCE)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
-        said = process.communicate()[0]
-    assert (kept / "solution.npz").exists(), said[-3000:]
+        process.wait()
+    assert (kept / "solution.npz").exists(), (kept.parent / "run.log").read_text()[-3000:]
     return np.load(kept / "solution.npz")["params"]
 
 
-def wait_until(condition, process):
+def wait_until(condition, log, process=None):
     until = time.monotonic() + PATIENCE
     while not condition():
-        assert time.monotonic() < until, "waited for too long"
-        assert process is None or process.poll() is None, process.stdout.read()[-3000:]
+        ended = process is not None and process.poll() is not None
+        assert time.monotonic() < until, log.read_text()[-3000:]
+        assert not ended, log.read_text()[-3000:]
         time.sleep(0.05)
 
 

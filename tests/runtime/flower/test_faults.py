@@ -6,6 +6,7 @@ import shutil
 import signal
 import sys
 import time
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -21,13 +22,16 @@ from deployments import (
     finished,
     needs_full,
     simulated,
+    started,
     wait_until,
     write_app,
 )
 from fedstrata.runtime.flower.keys import server_keys, site_keys
 
 ROUNDS = 3
-SEEDS = range(10) if FULL else [int.from_bytes(os.urandom(2))]  # the name of a failed test has the seed
+# The same for all processes of one test run, and another in the next; the name of a failed test has it.
+ANY = zlib.crc32(os.environ.get("PYTEST_XDIST_TESTRUNUID", str(time.time())).encode()) % 1000
+SEEDS = range(10) if FULL else [ANY]
 
 # The second site answers in round 1 with bytes, a wrong shape, or numbers that are not finite, and in round 2 not so.
 GARBAGE = """
@@ -103,8 +107,8 @@ def begun(flower, folder, seed):
     """A run that has come as far as the seed says; and the seed's other decisions."""
     draw = random.Random(seed)
     exchanges = draw.randrange(1, ROUNDS + 1)
-    process = flower.run(folder=str(folder))
-    wait_until(lambda: len(exchanges_in(folder / "first")) >= exchanges, process)
+    process = started(flower, folder)
+    wait_until(lambda: len(exchanges_in(folder / "first")) >= exchanges, folder / "run.log", process)
     time.sleep(2 * draw.random())
     return process, f"site-{draw.randrange(SITES)}"
 
@@ -131,9 +135,9 @@ def test_a_killed_server_app(flower, tmp_path, expected, seed):
     for number in processes(flower, "flwr-serverapp"):
         os.kill(number, signal.SIGKILL)
     process.kill()
-    process.communicate()
+    process.wait()
     done = len(exchanges_in(tmp_path / "first"))
-    np.testing.assert_allclose(finished(flower.run(folder=str(tmp_path)), tmp_path / "first"), expected, rtol=1e-12)
+    np.testing.assert_allclose(finished(started(flower, tmp_path), tmp_path / "first"), expected, rtol=1e-12)
     assert len(exchanges_in(tmp_path / "first")) < done + 1 + ROUNDS  # it did not begin again
 
 
@@ -144,9 +148,9 @@ def test_a_killed_superlink(flower, tmp_path, expected, seed):
     for number in processes(flower, "flwr-serverapp"):
         os.kill(number, signal.SIGKILL)
     process.kill()
-    process.communicate()
+    process.wait()
     flower.start_link()
-    np.testing.assert_allclose(finished(flower.run(folder=str(tmp_path)), tmp_path / "first"), expected, rtol=1e-12)
+    np.testing.assert_allclose(finished(started(flower, tmp_path), tmp_path / "first"), expected, rtol=1e-12)
 
 
 @pytest.mark.parametrize("kind", ["bytes", "shape", "infinite", "round"] if FULL else ["shape"])
@@ -156,7 +160,7 @@ def test_a_site_that_sends_garbage(tmp_path, flower, kind):
     app, flower.app = flower.app, write_app(tmp_path, "garbage", "Scaffold", ROUNDS, GARBAGE, quorum=0.6)
     approve(flower.app, flower.home / "approved.txt")
     kept = tmp_path / f"out-{kind}"
-    found = finished(flower.run(folder=str(kept)), kept / "first")
+    found = finished(started(flower, kept), kept / "first")
     flower.app = app
     assert np.all(np.isfinite(found))
     said = [line for line in exchanges_in(kept / "first") if '"missing": {}' not in line]
@@ -177,7 +181,8 @@ def test_a_site_does_not_talk_to_a_server_with_another_certificate(flower, tmp_p
         state="careful", authority=str(other), port=flower.sites["site-0"].port + 1000
     )
     flower.start_site("careful")
-    wait_until(lambda: "CERTIFICATE_VERIFY_FAILED" in flower.log("careful", 1000), None)
+    log = flower.home / "careful.log"
+    wait_until(lambda: "CERTIFICATE_VERIFY_FAILED" in log.read_text(), log)
     flower.kill("careful")
     del flower.sites["careful"]
 

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("flwr", reason="flwr is not installed")
 
 from cases import CASES
-from deployments import FULL, federation, finished, simulated, write_app
+from deployments import FULL, federation, finished, simulated, started, write_app
 from fedstrata.runtime.flower.approved import approve
 
 ROUNDS = 2
@@ -32,7 +32,7 @@ def flower(tmp_path_factory):
 def test_a_deployed_run_is_the_simulated_one(flower, tmp_path, name):
     flower.app = write_app(tmp_path, f"app{name.lower()}", name, ROUNDS)
     approve(flower.app, flower.home / "approved.txt")
-    found = finished(flower.run(folder=str(tmp_path)), tmp_path / "first")
+    found = finished(started(flower, tmp_path), tmp_path / "first")
     np.testing.assert_allclose(found, simulated(name, ROUNDS).solution(), rtol=1e-12, atol=1e-14)
 
 

@@ -174,7 +174,7 @@ def test_every_tumour_is_at_one_site(tmp_path):
 
 def test_only_what_was_approved_is_installed(app, tmp_path):
     known, installed = tmp_path / "approved.txt", []
-    install = guarded(lambda bundle, **_: installed.append(bundle), known)
+    install = guarded(lambda bundle, **_: installed.append(bundle), lambda: known)
     sent = bundle(app)
     with pytest.raises(PermissionError, match="has not approved"):
         install(sent, skip_prompt=True)

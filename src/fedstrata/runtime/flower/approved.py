@@ -14,6 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from fedstrata.runtime.flower.haste import short_pulls
+
 
 def bundle(app: Path) -> bytes:
     """What Flower sends to the sites of the app in this folder."""
@@ -43,13 +45,13 @@ def approved(known: Path) -> set[str]:
     return {line.split()[0] for line in lines if line.strip() and not line.startswith("#")}
 
 
-def guarded(install: Callable[..., Any], known: Path) -> Callable[..., Any]:
-    """Flower's function that unpacks an app, for approved ones only."""
+def guarded(install: Callable[..., Any], known: Callable[[], Path]) -> Callable[..., Any]:
+    """Flower's function that unpacks an app, for approved ones only. known: where the list of them is."""
 
     def check(fab_file: Any, *rest: Any, **options: Any) -> Any:
         data = fab_file if isinstance(fab_file, bytes) else Path(fab_file).read_bytes()
         found = hashlib.sha256(data).hexdigest()
-        if found not in approved(known):
+        if found not in approved(known()):
             raise PermissionError(
                 f"this site has not approved version {found[:16]} of the app; its owner reads the code, then runs "
                 "`fedstrata deploy approve` in the app's folder"
@@ -59,19 +61,23 @@ def guarded(install: Callable[..., Any], known: Path) -> Callable[..., Any]:
     return check
 
 
-def main() -> None:
-    # Flower's package imports the whole SuperNode with its database beside the client app: twice the time of all the
-    # rest, for every message.
+def prepared() -> Callable[[], None]:
+    """Flower's client app with everything imported and the check in place."""
+    # Flower's package imports the whole SuperNode with its database beside the client app: half the time of it all.
     unused: Any = types.ModuleType("flwr.supernode.cli.flower_supernode")
     unused.flower_supernode = None
     sys.modules[unused.__name__] = unused
     from flwr.supernode.cli import flwr_clientapp
 
     module: Any = importlib.import_module("flwr.supernode.runtime.run_clientapp")
-    module.install_from_fab = guarded(module.install_from_fab, Path(os.environ["FEDSTRATA_APPROVED"]))
-    sys.argv[0] = "flwr-clientapp"
-    flwr_clientapp()
+    known = lambda: Path(os.environ["FEDSTRATA_APPROVED"])
+    module.install_from_fab = guarded(module.install_from_fab, known)
+    short_pulls()
+    for later in ("fedstrata.runtime.flower.client", "httpcore"):  # what it will import
+        importlib.import_module(later)
+    return flwr_clientapp
 
 
 if __name__ == "__main__":
-    main()
+    sys.argv[0] = "flwr-clientapp"
+    prepared()()

@@ -99,10 +99,10 @@ def connected(where: str, folder: Path, code: str) -> socket.socket:
             return connection
         except OSError:
             connection.close()
-        if started is None or started.poll() not in (None, 0):
-            if started is not None:
-                tail = (folder / "worker.log").read_text(errors="replace").strip().splitlines()[-3:]
-                raise RuntimeError("the worker did not start: " + " | ".join(tail))
+        if started is not None and started.poll() not in (None, 0):
+            tail = (folder / "worker.log").read_text(errors="replace").strip().splitlines()[-3:]
+            raise RuntimeError("the worker did not start: " + " | ".join(tail))
+        if started is None or started.poll() == 0:  # it found another one there, which may have been about to leave
             started = _start(where, folder, code)
         if time.monotonic() > until:
             raise TimeoutError(f"the worker did not start within {PATIENCE:.0f} s; see {folder / 'worker.log'}")

@@ -9,23 +9,15 @@ import importlib
 import logging
 import sys
 import time
-import types
 from collections.abc import Callable
 from typing import Any
 
-POLL = 0.5  # seconds between looks for messages
+from fedstrata.runtime.flower.haste import short_pulls, short_sleeps
+
 HEARTBEAT = 10.0  # seconds; Flower counts a node as gone after two of them
 TURNED_AWAY = 30.0  # seconds for which a node that the server turns away tries again
 
 log = logging.getLogger("fedstrata")
-
-
-def patient(longest: float) -> Any:
-    """The module `time`, whose sleep is short."""
-    found: Any = types.ModuleType("time")
-    found.__dict__.update({name: value for name, value in vars(time).items() if not name.startswith("__")})
-    found.sleep = lambda seconds: time.sleep(min(seconds, longest))
-    return found
 
 
 def insistent(activate: Callable[..., Any]) -> Callable[..., Any]:
@@ -50,8 +42,8 @@ def insistent(activate: Callable[..., Any]) -> Callable[..., Any]:
 def main() -> None:
     from flwr.supernode.cli import flower_supernode
 
-    loop: Any = importlib.import_module("flwr.supernode.start_client_internal")
-    loop.time = patient(POLL)
+    short_sleeps("flwr.supernode.start_client_internal")
+    short_pulls()
     for name in ("flwr.supercore.heartbeat", "flwr.supernode.fleet_http_connection"):
         importlib.import_module(name).__dict__["HEARTBEAT_DEFAULT_INTERVAL"] = HEARTBEAT
     client: Any = importlib.import_module("flwr.supernode.fleet_http_client").FleetHttpClient

@@ -2,6 +2,7 @@
 
 import ipaddress
 import os
+import shlex
 import sys
 import tomllib
 from collections.abc import Mapping
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedstrata.errors import unknown
+from fedstrata.runtime.flower import quick, wire
 from fedstrata.runtime.flower.keys import AUTHORITY, CERTIFICATE, KEY
 
 HOME = ".flwr"  # Flower's own files, in the app's folder and not in the user's home
@@ -97,20 +99,23 @@ class Site(NamedTuple):
         state.mkdir(parents=True, exist_ok=True, mode=0o700)
         home, programs = state / "flower", state / "bin"
         programs.mkdir(exist_ok=True)
+        address = wire.address(state, "clientapp.sock")
+        address.unlink(missing_ok=True)  # a process of an earlier start may have another version of the library
         guard = programs / "flwr-clientapp"
-        guard.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m fedstrata.runtime.flower.approved "$@"\n')
+        words = shlex.join([sys.executable, "-I", "-S", str(quick.__file__), "ask", str(address)])
+        guard.write_text(f'#!/bin/sh\nexec {words} "$@"\n')
         guard.chmod(0o700)
         found = environment(home)
         path = os.pathsep.join([str(programs), found["PATH"]])
-        return {**found, "PATH": path, "FEDSTRATA_APPROVED": str(self.folder / self.approved)}
+        own = {"PATH": path, "FEDSTRATA_APPROVED": str(self.folder / self.approved)}
+        return {**found, **own, "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.05"}  # Flower: 1 s, before every message
 
 
 def environment(home: Path) -> dict[str, str]:
     """For every program of Flower: nothing leaves but what a run sends."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     quiet = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "FLWR_HOME": str(home)}
-    waits = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1"}  # Flower's own: 1 s before every message
-    return {**waits, **os.environ, **quiet, "PATH": path}
+    return {**os.environ, **quiet, "PATH": path}
 
 
 def split_address(address: str) -> tuple[str, int]:

@@ -43,6 +43,7 @@ class Roster:
         self.refused: dict[str, str] = {}  # by the site's name: why a node that has it is not asked
         self._asked: dict[int, str] = {}  # by node: its site; "" where that is not known yet, or is not to be
         self._letters: dict[str, int] = {}  # surveys that were asked for, by message
+        self._due: dict[int, float] = {}  # by node: when it is asked again who it is
         self._looked = 0.0
 
     def look(self) -> None:
@@ -52,18 +53,19 @@ class Roster:
             self.nodes = {site: node for site, node in self.nodes.items() if node in there}
             self._asked = {node: site for node, site in self._asked.items() if node in there}
             self.nodes = {site: node for node, site in self._asked.items() if site} | self.nodes
-            if new := [node for node in there if node not in self._asked]:
+            late = {node for node, due in self._due.items() if time.monotonic() > due}
+            if new := [node for node in there if node not in self._asked or node in late]:
                 messages = [Message(record({}, b""), node, "query.survey") for node in new]
                 self._letters |= dict(zip(self.grid.push_messages(messages), new, strict=True))
                 self._asked |= dict.fromkeys(new, "")
+                self._due |= dict.fromkeys(new, time.monotonic() + AGAIN)
         for reply in self.grid.pull_messages(list(self._letters)) if self._letters else ():
             node = self._letters.pop(reply.metadata.reply_to_message_id)
             about = _about(reply)
             if "survey" in about:
+                self._due.pop(node, None)
                 self._enter(node, Survey(*json.loads(str(about["survey"]))), str(about["mark"]))
-            elif about.get("lost"):
-                self._asked.pop(node, None)  # ask again, if it is still there
-            else:
+            else:  # it is asked again
                 log.warning("a node cannot say who it is: %s", about["error"])
 
     def _enter(self, node: int, survey: Survey, mark: str) -> None:
@@ -158,7 +160,7 @@ def _letter(reply: Message) -> Letter | str | None:
 
 def _about(reply: Message) -> dict[str, Any]:
     if not reply.has_content():
-        return {"error": str(reply.error.reason), "lost": reply.error.code in LOST}
+        return {"error": str(reply.error.reason)}
     try:
         about = opened(reply.content)[0]
     except (ValueError, KeyError) as error:

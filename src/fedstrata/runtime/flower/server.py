@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import jax
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
@@ -15,10 +16,13 @@ from fedstrata.files import replacing
 from fedstrata.runtime.checkpoint import Checkpoints
 from fedstrata.runtime.conductor import Conductor, Progress, QuorumError, Report
 from fedstrata.runtime.flower.deployment import Deployment, resolve
+from fedstrata.runtime.flower.haste import short_pulls
 from fedstrata.runtime.flower.roster import Roster, over_grid
 from fedstrata.runtime.outcome import keep_model
 from fedstrata.runtime.survey import Survey, terms_of
 
+UPLOAD = 15.0  # seconds after which a reply counts as lost of which parts are missing,
+SLOWEST = 1e5  # and as many more as its bytes take at so many a second
 ATTEMPTS = 3  # at a round for which too few sites answer, before the server gives up
 
 log = logging.getLogger("fedstrata")
@@ -47,6 +51,7 @@ def serve(deployment: Deployment, grid: Grid, run: str, folder: Path) -> Progres
     roster, surveys = _assembled(deployment, grid, folder / "sites.json")
     terms = terms_of(run, deployment.problem, deployment.algorithm, surveys, **deployment.options)
     names = tuple(s.site for s in surveys)
+    short_pulls(UPLOAD + sum(a.nbytes for a in jax.tree.leaves(terms.x0)) / SLOWEST)
     link = over_grid(roster, names, deployment.deadline, json.dumps(surveys))
     with (folder / "reports.jsonl").open("a") as reports:
         conductor = Conductor(terms, names, link, deployment.quorum, _writer(reports, deployment.rounds))

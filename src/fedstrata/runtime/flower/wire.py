@@ -12,9 +12,9 @@ from typing import Any
 LONGEST = 100  # characters of a socket's path that every system takes
 
 
-def address(folder: Path) -> Path:
-    """The socket of the worker that keeps its state in this folder."""
-    path = folder.absolute() / "worker.sock"
+def address(folder: Path, name: str = "worker.sock") -> Path:
+    """A socket of the site that keeps its state in this folder: its worker's, if nothing else is said."""
+    path = folder.absolute() / name
     if len(str(path)) <= LONGEST:
         return path
     short = Path(gettempdir()) / f"fedstrata-{os.getuid()}"

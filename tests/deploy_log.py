@@ -1,0 +1,43 @@
+"""The page of a full run of the deployment's tests: `python tests/deploy_log.py out/deploy.xml docs/deploy_log.md`."""
+
+import os
+import platform
+import re
+import sys
+from collections import defaultdict
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+from xml.etree import ElementTree
+
+HEAD = """# Log of the deployment's full tests
+`make test-deploy`: a SuperLink and three SuperNodes of Flower {flower} in processes of their own, with TLS and registered keys, in a network namespace that has nothing but loopback (where the machine allows it).
+A run counts as passed where its solution equals the simulation's to 1e-12. {day}, {cores} cores, Python {python}, jax {jax}.
+
+{passed} passed, {failed} failed, {skipped} skipped.
+"""
+
+
+def page(report: Path) -> str:
+    rows: dict[str, list[tuple[str, str, float]]] = defaultdict(list)
+    for case in ElementTree.parse(report).iter("testcase"):
+        test, _, given = str(case.get("name")).partition("[")
+        kinds = {child.tag for child in case}
+        outcome = "failed" if kinds & {"failure", "error"} else "skipped" if "skipped" in kinds else "passed"
+        rows[test].append((given.rstrip("]"), outcome, float(case.get("time") or 0)))
+    count = lambda wanted: sum(outcome == wanted for cases in rows.values() for _, outcome, _ in cases)
+    about = {"flower": version("flwr"), "jax": version("jax"), "python": platform.python_version()}
+    about |= {"cores": os.cpu_count(), "day": date.today().isoformat()}
+    lines = [HEAD.format(passed=count("passed"), failed=count("failed"), skipped=count("skipped"), **about)]
+    lines += ["| what | passed | failed | seconds: least, most | of |", "|---|---|---|---|---|"]
+    for test, cases in rows.items():
+        times, bad = [t for _, _, t in cases], [g for g, outcome, _ in cases if outcome == "failed"]
+        words = re.sub("_", " ", test.removeprefix("test_"))
+        given = ", ".join(g for g, _, _ in cases if g)
+        passed = sum(outcome == "passed" for _, outcome, _ in cases)
+        lines.append(f"| {words} | {passed} | {', '.join(bad) or '–'} | {min(times):.0f}, {max(times):.0f} | {given} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    Path(sys.argv[2]).write_text(page(Path(sys.argv[1])))
