@@ -11,8 +11,9 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 HEAD = """# Log of the deployment's full tests
-`make test-deploy`: a SuperLink and three SuperNodes of Flower {flower} in processes of their own, with TLS and registered keys, in a network namespace that has nothing but loopback (where the machine allows it).
-A run counts as passed where its solution equals the simulation's to 1e-12. {day}, {cores} cores, Python {python}, jax {jax}.
+`make test-deploy`: a SuperLink and three SuperNodes of Flower {flower} in processes of their own, with TLS and
+registered keys, in a network namespace that has nothing but loopback (where the machine allows it). A run counts as
+passed where its solution equals the simulation's to 1e-12. {day}, {cores} cores, Python {python}, jax {jax}.
 
 {passed} passed, {failed} failed, {skipped} skipped.
 """

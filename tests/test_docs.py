@@ -17,7 +17,10 @@ from references import least_squares
 ROOT = Path(__file__).parents[1]
 
 
-PAGES = ("README.md", "docs/regularized.md", "docs/nested.md", "docs/bilevel.md", "docs/pairwise.md", "docs/scale.md")
+PAGES = (
+    "README.md",
+    *(f"docs/{name}.md" for name in ("regularized", "nested", "bilevel", "pairwise", "scale", "deploy")),
+)
 RUNNER = """
 import json, sys, traceback
 from pathlib import Path

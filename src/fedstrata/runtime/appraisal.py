@@ -42,7 +42,8 @@ class Appraisal(NamedTuple):
     def from_json(cls, row: Mapping[str, Any]) -> "Appraisal":
         number = lambda values: {n: math.nan if v is None else v for n, v in values.items()}
         by_site = {site: number(values) for site, values in row["by_site"].items()}
-        return cls(**{**row, "by_site": by_site, "means": number(row["means"]), "pooled": number(row["pooled"])})
+        known = {name: row[name] for name in cls._fields}
+        return cls(**{**known, "by_site": by_site, "means": number(row["means"]), "pooled": number(row["pooled"])})
 
     def rich(self) -> "rich.table.Table":
         """A table for the terminal; what it cannot show stands below it."""

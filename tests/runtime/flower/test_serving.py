@@ -14,6 +14,7 @@ pytest.importorskip("flwr", reason="flwr is not installed")
 
 from flwr.supercore.task_identity import TaskIdentity
 
+import fedstrata as fs
 from cases import CASES, task_of
 from deployments import OPTIONS, simulated
 from fedstrata.runtime.conductor import QuorumError
@@ -22,6 +23,7 @@ from fedstrata.runtime.flower import server
 from fedstrata.runtime.flower.client import opened, record
 from fedstrata.runtime.flower.deployment import Deployment
 from fedstrata.runtime.flower.worker import Worker
+from fedstrata.transport.privacy import epsilon
 
 NAME, ROUNDS, SITES = "Scaffold", 3, 3
 TASK = task_of(CASES[NAME].algorithm)
@@ -215,6 +217,22 @@ def test_a_full_disk_at_a_site_is_told_and_the_run_goes_on(grid, tmp_path, expec
     server.serve(deployment(), grid, "first", tmp_path / "out")
     np.testing.assert_allclose(solution(tmp_path / "out"), expected, rtol=1e-12)
     assert "No space left" in missing(tmp_path / "out")[1, "site-2"]
+
+
+def test_a_private_run_says_what_it_cost(grid, tmp_path):
+    """Every round of SCAFFOLD is one release; their noise is not the simulation's, whose seed the sites know."""
+    private = deployment(options={**OPTIONS, "seed": 5, "privacy": fs.Privacy(clip=1.0, noise=2.0)})
+    for worker, _ in grid.nodes.values():
+        worker.deployment = private
+    server.serve(private, grid, "first", tmp_path / "out")
+    found = json.loads((tmp_path / "out" / "evaluations.jsonl").read_text())["privacy"]
+    assert found["exchanges"] == ROUNDS
+    assert found["epsilon"] == pytest.approx(epsilon(2.0, ROUNDS, 1e-5))
+    simulation = fs.run(
+        TASK.problem, CASES[NAME].algorithm, TASK.federation.select(range(SITES)), rounds=ROUNDS, seeds=[5],
+        stationarity=False, privacy=fs.Privacy(clip=1.0, noise=2.0), **OPTIONS,
+    )  # fmt: skip
+    assert np.linalg.norm(solution(tmp_path / "out") - simulation.solution()) > 1e-3
 
 
 def test_more_sites_than_expected_are_named(grid, tmp_path):

@@ -14,7 +14,7 @@ class Deployment(NamedTuple):
     """The problem, the algorithm, how a site loads its own data, and the terms of the run.
 
     load: a function of the site's settings (what its SuperNode was given as `--node-config`); returns a federation
-    of one client. options: as of `fs.run`: params, batch_size, sampling, cohort, weights, and seed.
+    of one client. options: as of `fs.run`: params, batch_size, sampling, cohort, weights, privacy, and seed.
     quorum: the share of a round's sites that must answer. deadline: seconds that an exchange may take. The sites say
     what the solution does on their data at the end, and every `evaluate_every` rounds; scores: splits of which their
     scores are asked for, for the AUC of all sites together. A site lets them go only with `tells = "scores"` among its

@@ -129,8 +129,10 @@ def over_grid(roster: Roster, names: tuple[str, ...], deadline: float, surveys: 
             for reply in roster.grid.pull_messages(list(sent)) if sent else ():
                 i = sent.pop(reply.metadata.reply_to_message_id)
                 answer = _letter(reply)
-                if answer is not None:
-                    answers.setdefault(i, answer)
+                if i in answers:  # to a call that was sent twice
+                    log.info("%s answered twice; its second answer is not used", names[i])
+                elif answer is not None:
+                    answers[i] = answer
                 else:
                     due[i] = min(due[i], now + LOOK)
             time.sleep(POLL)

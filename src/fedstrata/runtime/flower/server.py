@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -56,6 +57,7 @@ def serve(deployment: Deployment, grid: Grid, run: str, folder: Path) -> Progres
     with (folder / "reports.jsonl").open("a") as reports:
         conductor = Conductor(terms, names, link, deployment.quorum, _writer(reports, deployment.rounds))
         now = conductor.load(store)
+        _spent(conductor)  # what it needs is found missing now, and not after the last round
         if now is None:
             now = _tried(conductor.begin)
             conductor.save(store, now)
@@ -66,7 +68,7 @@ def serve(deployment: Deployment, grid: Grid, run: str, folder: Path) -> Progres
             if now.round % every == 0 and now.round < deployment.rounds:
                 _evaluate(deployment, conductor, now, folder)
         _evaluate(deployment, conductor, now, folder)
-    about = {"run": run, "algorithm": type(deployment.algorithm).__name__, "rounds": now.round}
+    about = {"run": run, "algorithm": type(deployment.algorithm).__name__, "rounds": now.round, **_spent(conductor)}
     keep_model(folder, deployment.problem, conductor.solution(now), about)
     return now
 
@@ -75,7 +77,16 @@ def _evaluate(deployment: Deployment, conductor: Conductor, now: Progress, folde
     found = conductor.evaluate(now, scores=deployment.scores)
     log.info("%s", found)
     with (folder / "evaluations.jsonl").open("a") as file:
-        print(json.dumps(found.as_json()), file=file)
+        print(json.dumps(found.as_json() | _spent(conductor)), file=file)
+
+
+def _spent(conductor: Conductor) -> dict[str, Any]:
+    """What the run has cost its sites' privacy so far, for its files; nothing where it is not private."""
+    if (spent := conductor.privacy()) is None:
+        return {}
+    log.info("%s", spent)
+    epsilon = spent.epsilon if math.isfinite(spent.epsilon) else None
+    return {"privacy": {"epsilon": epsilon, "delta": spent.delta, "exchanges": spent.exchanges}}
 
 
 def _assembled(deployment: Deployment, grid: Grid, kept: Path) -> tuple[Roster, list[Survey]]:
