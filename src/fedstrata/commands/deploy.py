@@ -35,9 +35,12 @@ from fedstrata.errors import unknown
 if TYPE_CHECKING:
     from fedstrata.runtime.flower.programs import Server
 
-_ACTIONS = ("init", "local", "keys", "register", "approve", "check", "server", "site", "run")
 _NEEDS = {"init": "the name of a new folder", "keys": "`server`, or a site's name", "register": "a site's .pub file"}
 _NEEDS |= {"check": "a site's .toml file", "site": "a site's .toml file"}
+_SHAPE = (
+    '{"findings": [{"what", "good", "found"}]} for check, {"folder", "files"} for init and local, {"files"} for keys, '
+    '{"version"} for approve'
+)
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,7 +52,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--name", default="first", help="run: your name for it; a run goes on under the same one")
     parser.add_argument("--insecure", action="store_true", help="local: without TLS and keys, which is a little faster")
     parser.add_argument("--print", action="store_true", help="server, site, run: show the command, do not start it")
-    json_option(parser, '{"findings": [{"what", "good", "found"}]} for check, {"folder", "files"} for init and local')
+    json_option(parser, _SHAPE)
 
 
 def execute(options: argparse.Namespace) -> int:
@@ -65,7 +68,7 @@ def execute(options: argparse.Namespace) -> int:
         import flwr  # noqa: F401
     except ImportError:
         raise Mistake("deploying needs Flower: pip install 'fedstrata[flower]'") from None
-    return globals()[f"_{options.action}"](options)
+    return _ACTIONS[options.action](options)
 
 
 def _init(options: argparse.Namespace) -> int:
@@ -250,3 +253,9 @@ def _app(options: argparse.Namespace) -> tuple[Path, str]:
             f"{app} has no Flower app; make one with `fedstrata deploy init`, or name it with --app"
         ) from None
     return app, f"{parts['clientapp'].partition('.')[0]}.task:deployment"
+
+
+_ACTIONS = {
+    "init": _init, "local": _local, "keys": _keys, "register": _register, "approve": _approve, "check": _check,
+    "server": _server, "site": _site, "run": _run,
+}  # fmt: skip
