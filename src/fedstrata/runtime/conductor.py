@@ -4,7 +4,6 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,15 +14,15 @@ from fedstrata.placement import part
 from fedstrata.runtime import appraisal
 from fedstrata.runtime import start as starting
 from fedstrata.runtime.checkpoint import CheckpointError, Checkpoints
-from fedstrata.runtime.crew import Crew
 from fedstrata.runtime.noise import Noise
 from fedstrata.runtime.question import Question
-from fedstrata.runtime.round import received_by, server_part
+from fedstrata.runtime.round import received_by
+from fedstrata.runtime.settle import merge_starts, pool_again, present, settle, stack
 from fedstrata.runtime.sight import show_server
 from fedstrata.runtime.simulate import cohort_at
 from fedstrata.runtime.site import Terms, check_secure, weights_at
 from fedstrata.transport.codec import from_named_arrays, named_arrays
-from fedstrata.transport.ledger import Exchange, exchanges
+from fedstrata.transport.ledger import exchanges
 from fedstrata.transport.letters import BEGIN, EVALUATE, START, Letter, Stage, pack, unpack
 from fedstrata.transport.privacy import Spent, means
 from fedstrata.transport.secure_sum import SecureSum, concealed_like
@@ -104,13 +103,13 @@ class Conductor:
             return Progress(0, shared, dict.fromkeys(said, Stage(-1, BEGIN)))
         rows, known = self._summed(stage, said)
         noise = self._noise(stage, [i for i in said if i in first], starting.sent_at_start(self.setting))
-        merged = _merge_starts(self.terms, shared, self._stack(rows, first), cohort, noise, known)
+        merged = merge_starts(self.terms, shared, stack(rows, first), cohort, noise, known)
         if not starting.starts_twice(self.terms.algorithm):
             return Progress(0, merged, dict.fromkeys(said, Stage(-1, BEGIN)))
         fields = starting.received_at_start(merged)
         said = self._ask(everyone, stage := Stage(-1, START), fields, {}, starting.pools(self.setting))
         self._enough(list(said), len(everyone), stage)
-        shared = _pool_again(self.terms, shared, merged, self._stack(said, first), cohort)
+        shared = pool_again(self.terms, shared, merged, stack(said, first), cohort)
         return Progress(0, shared, dict.fromkeys(said, Stage(-1, START)))
 
     def cohort(self, round: int) -> Cohort:
@@ -132,10 +131,10 @@ class Conductor:
                 said = self._ask(left, stage, received_by(plan, shared), now.after, plan.sends)
                 left = [i for i in left if i in said]
                 self._enough(left, needed, stage)
-                cohort = _present(cohort, said)
+                cohort = present(cohort, said)
                 rows, known = self._summed(stage, said)
                 noise = self._noise(stage, list(said), plan.sends)
-                shared = _settle(self.terms, plan, number, shared, self._stack(rows, ids), cohort, noise, known)
+                shared = settle(self.terms, plan, number, shared, stack(rows, ids), cohort, noise, known)
                 done += 1
         took = dict.fromkeys(left, Stage(now.round, done - 1)) if done else {}  # a round may ask nobody anything
         return Progress(now.round + 1, shared, now.after | took)
@@ -247,13 +246,6 @@ class Conductor:
                 raise ValueError(f"{name} has values that are not finite")
         return fields
 
-    def _stack(self, said: Mapping[int, dict[str, Any]], ids: list[int]) -> dict[str, Any]:
-        """What was sent, by slot of the cohort; zeros in the slots of those who sent nothing."""
-        some = next(iter(said.values()))
-        nothing = jax.tree.map(jnp.zeros_like, some)
-        rows = [said.get(i, nothing) for i in ids]
-        return jax.tree.map(lambda *leaves: jnp.stack([jnp.asarray(a) for a in leaves]), *rows)
-
 
 def _about(call: Letter, reply: Letter | str) -> Letter:
     """The reply, if it is one to this call; a ValueError otherwise."""
@@ -263,33 +255,3 @@ def _about(call: Letter, reply: Letter | str) -> Letter:
     if asked != got:
         raise ValueError(f"the answer is about {got}, and was asked about {asked}")
     return reply
-
-
-def _present(cohort: Cohort, said: Mapping[int, Any]) -> Cohort:
-    """The cohort, less those who did not answer; the others' weights sum to one."""
-    here = np.array([int(i) in said for i in np.asarray(cohort.ids)]) & np.asarray(cohort.present)
-    if here.all():
-        return cohort
-    weights = jnp.where(here, cohort.weights, 0)
-    return cohort._replace(present=jnp.asarray(here), weights=weights / jnp.sum(weights))
-
-
-def _crew(cohort: Cohort) -> Crew:
-    return Crew(cohort.ids, cohort.present, cohort.weights, False, False)
-
-
-@eqx.filter_jit
-def _settle(
-    terms: Terms, plan: Exchange, number: int, shared: Any, sent: dict[str, Any], cohort: Cohort, noise: Any, known: Any
-) -> Any:
-    return server_part(terms.setting(), plan, number, shared, sent, cohort, _crew(cohort), noise, known)
-
-
-@eqx.filter_jit
-def _merge_starts(terms: Terms, shared: Any, sent: dict[str, Any], cohort: Cohort, noise: Any, known: Any) -> Any:
-    return starting.merge_starts(terms.setting(), shared, sent, cohort, _crew(cohort), noise, known)
-
-
-@eqx.filter_jit
-def _pool_again(terms: Terms, empty: Any, merged: Any, sent: dict[str, Any], cohort: Cohort) -> Any:
-    return starting.pool_again(terms.setting(), empty, merged, sent, cohort, _crew(cohort))
