@@ -12,7 +12,7 @@ PYTEST_WORKERS ?= 2
 help:
 	@echo "make demo    train on embedded data: table and picture in out/demo (under three minutes)"
 	@echo "make test    run the tests"
-	@echo "make test-deploy   every algorithm and every fault over real Flower, ten times (an hour); writes docs/deploy_log.md"
+	@echo "make test-deploy   every algorithm and every fault over real Flower (most of an hour); writes docs/deploy_log.md"
 	@echo "make lint    format check, lint and types"
 	@echo "make bench   run the benchmarks and write docs/benchmarks"
 
@@ -30,7 +30,7 @@ test: $(READY)
 
 test-deploy: $(READY)
 	FEDSTRATA_TEST_DEPLOY=full $(BIN)/python -m pytest -n 2 --dist loadfile tests/runtime/flower --junitxml=out/deploy.xml
-	$(BIN)/python tests/deploy_log.py out/deploy.xml docs/deploy_log.md
+	$(BIN)/python tests/deploy_log.py docs/deploy_log.md out/deploy.xml
 
 lint: $(READY)
 	$(BIN)/ruff format --check .

@@ -1,4 +1,4 @@
-"""The page of a full run of the deployment's tests: `python tests/deploy_log.py out/deploy.xml docs/deploy_log.md`."""
+"""The page of a full run of the deployment's tests: `python tests/deploy_log.py docs/deploy_log.md out/deploy.xml`."""
 
 import os
 import platform
@@ -19,9 +19,9 @@ passed where its solution equals the simulation's to 1e-12. {day}, {cores} cores
 """
 
 
-def page(report: Path) -> str:
+def page(reports: list[str]) -> str:
     rows: dict[str, list[tuple[str, str, float]]] = defaultdict(list)
-    for case in ElementTree.parse(report).iter("testcase"):
+    for case in (case for report in reports for case in ElementTree.parse(report).iter("testcase")):
         test, _, given = str(case.get("name")).partition("[")
         kinds = {child.tag for child in case}
         outcome = "failed" if kinds & {"failure", "error"} else "skipped" if "skipped" in kinds else "passed"
@@ -41,4 +41,4 @@ def page(report: Path) -> str:
 
 
 if __name__ == "__main__":
-    Path(sys.argv[2]).write_text(page(Path(sys.argv[1])))
+    Path(sys.argv[1]).write_text(page(sys.argv[2:]))

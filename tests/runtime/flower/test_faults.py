@@ -188,6 +188,23 @@ def test_a_site_does_not_talk_to_a_server_with_another_certificate(flower, tmp_p
 
 
 @needs_full
+def test_a_second_site_of_a_name_is_not_asked(flower, tmp_path, expected):
+    """With a registered key of its own, and another state folder."""
+    private, public = site_keys(tmp_path / "keys", "twin")
+    flower.register(public)
+    port = flower.sites["site-0"].port + 2000
+    flower.sites["twin"] = flower.sites["site-0"]._replace(state="twin", key=str(private), port=port)
+    process, _ = begun(flower, tmp_path, 0)
+    os.kill(flower.worker("site-1"), signal.SIGSTOP)  # the run is not to end before the twin has come
+    flower.start_site("twin")
+    log = tmp_path / "run.log"
+    wait_until(lambda: "another site calls itself 'site-0'" in log.read_text(), log, process)
+    os.kill(flower.worker("site-1"), signal.SIGCONT)
+    np.testing.assert_allclose(finished(process, tmp_path / "first"), expected, rtol=1e-12)
+    flower.kill("twin")
+
+
+@needs_full
 def test_a_slow_site_is_waited_for(flower, tmp_path, expected):
     process, name = begun(flower, tmp_path, 0)
     os.kill(flower.worker(name), signal.SIGSTOP)
