@@ -136,9 +136,9 @@ def test_a_killed_server_app(flower, tmp_path, expected, seed):
         os.kill(number, signal.SIGKILL)
     process.kill()
     process.wait()
-    done = len(exchanges_in(tmp_path / "first"))
     np.testing.assert_allclose(finished(started(flower, tmp_path), tmp_path / "first"), expected, rtol=1e-12)
-    assert len(exchanges_in(tmp_path / "first")) < done + 1 + ROUNDS  # it did not begin again
+    once = 1 + ROUNDS + 1  # the beginning, the rounds, and an evaluation
+    assert len(exchanges_in(tmp_path / "first")) <= once + 1  # at most what was under way was done again
 
 
 @pytest.mark.parametrize("seed", SEEDS)
