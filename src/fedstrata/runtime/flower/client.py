@@ -18,6 +18,7 @@ from flwr.clientapp import ClientApp
 from fedstrata import __version__
 from fedstrata.runtime.flower import wire
 
+CRASHES = 5  # of workers over one message, after which the site gives up on it
 PATIENCE = 180.0  # seconds for a worker to start, which imports JAX and loads the site's data
 
 
@@ -62,17 +63,19 @@ def ask(where: str, settings: Mapping[str, Any], kind: str, about: Mapping[str, 
             raise ValueError(f'--node-config of this SuperNode lacks {needed!r}: give it site="NAME" state="FOLDER"')
     folder, code = Path(str(settings["state"])), code_of(where)
     request = {"kind": kind, "code": code, "settings": dict(settings), "about": dict(about)}
-    why = "it hung up"
-    for _ in range(3):
-        with connected(where, folder, code) as connection:
-            try:
+    why, crashes, until = "it hung up", 0, time.monotonic() + PATIENCE
+    while crashes < CRASHES and time.monotonic() < until:
+        try:
+            with connected(where, folder, code) as connection:
                 wire.send(connection, request, body)
                 answer, found = wire.receive(connection)
-            except ConnectionError:  # killed at work: the next one does it again, from the same state
-                continue
-        if "stale" not in answer:
-            return answer, found
-        why = answer["stale"]  # a worker of another version has just left; the next one is of this version
+        except ConnectionError:  # killed at work, or about to leave: the next one does it, from the same state
+            crashes += 1
+        else:
+            if "stale" not in answer:
+                return answer, found
+            why = answer["stale"]  # a worker of another version leaves now; the next one is of this version
+        time.sleep(0.2)
     raise RuntimeError(f"the worker of {settings['site']} does not answer: {why}")
 
 
