@@ -16,7 +16,7 @@ import fedstrata as fs
 from cases import CASES, START, task_of
 from fedstrata.runtime.flower.loopback import Loopback
 
-SITES, PATIENCE = 3, 150
+SITES, PATIENCE = 3, 240
 FULL = os.environ.get("FEDSTRATA_TEST_DEPLOY", "") == "full"  # `make test-deploy`
 OPTIONS = {"params": START, "batch_size": 3}
 
