@@ -6,8 +6,7 @@ READY := $(VENV)/.ready
 # Real data sets lie beside the checkout where that folder exists; otherwise the user's cache is used.
 FEDSTRATA_DATA ?= $(wildcard $(abspath ../shared/data))
 export FEDSTRATA_DATA
-# Three on two cores, too: some tests wait for other programs.
-PYTEST_WORKERS ?= 3
+PYTEST_WORKERS ?= 2
 
 .PHONY: help demo test test-deploy lint bench clean
 help:

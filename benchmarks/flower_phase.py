@@ -18,7 +18,7 @@ import harness
 from fedstrata.runtime.flower.loopback import Loopback
 from fedstrata.runtime.flower.programs import Site, environment
 
-FIRST, LAST, REPEATS = 5, 25, 3  # exchanges between which the clock runs
+FIRST, LAST, REPEATS = 3, 13, 3  # exchanges between which the clock runs
 PROJECT = """
 [project]
 name = "{name}"

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from fedstrata.runtime.flower import wire
 from fedstrata.runtime.flower.approved import approve
 from fedstrata.runtime.flower.keys import server_keys, site_keys
 from fedstrata.runtime.flower.programs import CONNECTION, Server, Site, environment, split_address
@@ -92,6 +93,7 @@ class Loopback:
         for name in reversed(list(self.processes)):
             self.kill(name)
         for name in self.sites:
+            wire.address(self.home / name, "clientapp.sock").unlink(missing_ok=True)  # its process leaves
             with contextlib.suppress(OSError, ValueError):
                 os.kill(self.worker(name), signal.SIGKILL)
 

@@ -12,10 +12,12 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
-LOOK = 60.0  # seconds between looks whether the site still wants this process
+LOOK = 5.0  # seconds between looks whether the site still wants this process
+IDLE = 3600.0  # seconds without a message after which it leaves
 
 
 def hand_over(address: str, arguments: list[str]) -> int:
@@ -53,9 +55,11 @@ def serve(address: Path) -> None:
         mine = address.stat().st_ino
         listener.listen(8)
         listener.settimeout(LOOK)
-        while address.exists() and address.stat().st_ino == mine:
+        last = time.monotonic()
+        while address.exists() and address.stat().st_ino == mine and time.monotonic() - last < IDLE:
             with contextlib.suppress(TimeoutError, ConnectionError):
                 connection, _ = listener.accept()
+                last = time.monotonic()
                 with connection:
                     if os.fork() == 0:
                         listener.close()
