@@ -1,10 +1,9 @@
 """CPU time that one phase costs a site: Flower with a client app that does nothing, and FedAvg's phase of ours.
 
 Both answer messages of the same size on loopback, one site, one after the other. Counted is everything at the site: the
-SuperNode, the processes that it starts for every message, and the worker that stays. "Flower's own program" runs our
+SuperNode, the processes that are started for every message, and those that stay. "Flower's own program" runs our
 app in the process that Flower starts by itself; `fedstrata deploy site` puts in its place one that looks whether the
-app was approved, and does not import the SuperNode's database. Its forks, one for each message, are not in these
-numbers, because nobody waits for them: they took 110 to 150 ms each, measured in themselves.
+app was approved, and forks from a process that has Flower imported.
 """
 
 import os
@@ -98,10 +97,17 @@ def cpu(flower: Loopback) -> float:
     parents = {int(p.name): _stat(p) for p in Path("/proc").glob("[0-9]*") if _stat(p)}
     while more := {pid for pid, fields in parents.items() if int(fields[1]) in whole} - whole:
         whole |= more
-    if (flower.home / "site" / "worker.lock").exists():
-        whole.add(flower.worker("site"))
+    stays = [str(flower.home / "site").encode(), b"fedstrata.runtime.flower"]  # the worker, and the one that forks
+    whole |= {pid for pid in parents if all(word in _command(pid) for word in stays)}
     ticks = sum(sum(map(int, parents[pid][11:15])) for pid in whole if pid in parents)
     return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _command(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
 
 
 def _stat(entry: Path) -> list[str]:

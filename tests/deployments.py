@@ -3,8 +3,10 @@
 import contextlib
 import dataclasses
 import os
+import shutil
 import signal
 import subprocess
+import sys
 import textwrap
 import time
 from pathlib import Path
@@ -142,6 +144,11 @@ def simulated(name, rounds, sites=SITES):
     task = task_of(algorithm)
     federation = task.federation.select(range(sites))
     return fs.run(task.problem, algorithm, federation, rounds=rounds, seeds=[5], stationarity=False, **OPTIONS)
+
+
+def programs_or_skip():
+    if shutil.which("flower-superlink", path=str(Path(sys.executable).parent)) is None:
+        pytest.skip("Flower's programs are not beside this interpreter")
 
 
 needs_full = pytest.mark.skipif(not FULL, reason="runs in `make test-deploy`")

@@ -2,9 +2,7 @@
 
 import os
 import random
-import shutil
 import signal
-import sys
 import time
 import zlib
 from pathlib import Path
@@ -21,6 +19,7 @@ from deployments import (
     federation,
     finished,
     needs_full,
+    programs_or_skip,
     simulated,
     started,
     wait_until,
@@ -68,8 +67,7 @@ GARBAGE = """
 
 @pytest.fixture(scope="module")
 def flower(tmp_path_factory):
-    if shutil.which("flower-superlink", path=str(Path(sys.executable).parent)) is None:
-        pytest.skip("Flower's programs are not beside this interpreter")
+    programs_or_skip()
     folder = tmp_path_factory.mktemp("faults")
     with federation(folder, write_app(folder, "faults", "Scaffold", ROUNDS)) as found:
         add_stranger(found, folder)

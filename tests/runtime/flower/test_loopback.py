@@ -1,9 +1,7 @@
 """A real SuperLink and three SuperNodes, with TLS and keys and no network but loopback, follow the simulation."""
 
-import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +9,7 @@ import pytest
 pytest.importorskip("flwr", reason="flwr is not installed")
 
 from cases import CASES
-from deployments import FULL, federation, finished, simulated, started, write_app
+from deployments import FULL, federation, finished, programs_or_skip, simulated, started, write_app
 from fedstrata.runtime.flower.approved import approve
 
 ROUNDS = 2
@@ -21,8 +19,7 @@ ALL = [name for name, case in CASES.items() if not case.algorithm.centralised]
 
 @pytest.fixture(scope="module")
 def flower(tmp_path_factory):
-    if shutil.which("flower-superlink", path=str(Path(sys.executable).parent)) is None:
-        pytest.skip("Flower's programs are not beside this interpreter")
+    programs_or_skip()
     folder = tmp_path_factory.mktemp("loopback")
     with federation(folder, write_app(folder, "firstapp", "FedAvg", ROUNDS)) as found:
         yield found

@@ -8,7 +8,6 @@ process, whose fork does what Flower's client app does, behind the check of `app
 import contextlib
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -45,7 +44,6 @@ def serve(address: Path) -> None:
     from fedstrata.runtime.flower import approved
 
     work = approved.prepared()
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # forks that have ended need not be waited for
     mask = os.umask(0o177)
     with socket.socket(socket.AF_UNIX) as listener:
         with contextlib.suppress(FileNotFoundError):
@@ -57,6 +55,9 @@ def serve(address: Path) -> None:
         listener.settimeout(LOOK)
         last = time.monotonic()
         while address.exists() and address.stat().st_ino == mine and time.monotonic() - last < IDLE:
+            with contextlib.suppress(ChildProcessError):
+                while os.waitpid(-1, os.WNOHANG)[0]:  # forks that have ended
+                    pass
             with contextlib.suppress(TimeoutError, ConnectionError):
                 connection, _ = listener.accept()
                 last = time.monotonic()
@@ -70,7 +71,6 @@ def _answer(connection: socket.socket, work: Callable[[], None]) -> None:
     """As if this fork had been started with the other's arguments, environment and files."""
     code = 1
     try:
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         connection.settimeout(None)
         length, files, _, _ = socket.recv_fds(connection, 4, 3)
         about = b""
