@@ -69,6 +69,7 @@ class Cohort(NamedTuple):
     weights: Array  # (m,) sums to one
     key: PRNGKeyArray
     clients: int  # N, in the whole federation
+    share: Array  # Σ p_i over the clients present, of the weights p_i that sum to one over all N
 
 
 class Phase(NamedTuple):
@@ -107,7 +108,7 @@ class Algorithm(eqx.Module):
     """
 
     State: ClassVar[Any]
-    merge_at_init: ClassVar[bool] = False  # merge what `init_client` made of the first cohort, before round 0
+    merge_at_init: ClassVar[bool] = False  # merge what `init_client` made of all clients, before round 0
     centralised: ClassVar[bool] = False  # runs on the pooled data of all clients, and sends nothing
     privacy: ClassVar[str] = ""  # what its messages reveal beyond what placements say
     if not TYPE_CHECKING:  # a type checker would take it for the first field of every algorithm; see `steps_of`

@@ -91,6 +91,17 @@ class Problem(eqx.Module):
     may_lack: ClassVar[bool] = False  # whether a client may have no examples in a split that is drawn from
     weighs_clients: ClassVar[bool] = False  # whether the problem itself says how much each client counts
 
+    @property
+    def size_split(self) -> str:
+        """The split whose rows are counted where clients weigh by size: one number per client, for all its splits."""
+        first, *others = dict.fromkeys(self.streams.values())
+        if others:
+            raise TypeError(
+                f'weights="size": {type(self).__name__} draws from the splits {first!r} and {others[0]!r}; its class '
+                "must define size_split, the one whose rows are the clients' weights"
+            )
+        return first
+
     def init(self, key: PRNGKeyArray) -> PyTree:
         """Start values, where the problem was made from a model."""
         raise ValueError(f"this {type(self).__name__} problem has no model to start from; give params=")

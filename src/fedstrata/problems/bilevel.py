@@ -132,6 +132,10 @@ class Bilevel(CompositeProblem):
         below = dict.fromkeys(("lower", "cross", "hessian"), self.lower_split)
         return {"upper": self.upper_split, **below}
 
+    @property
+    def size_split(self) -> str:
+        return self.upper_split
+
     def init(self, key: PRNGKeyArray) -> PyTree:
         return super().init(key) if self.model is None else self.model.init(key)
 
@@ -254,12 +258,13 @@ class Bilevel(CompositeProblem):
 
     def bind(self, x: Vector, federation: Any, rule: Any = None) -> "Bilevel":
         """Measures the curvature of the lower problems at the start; refuses one that is not strongly convex."""
-        from fedstrata.runtime.prepare import rows_of
+        from fedstrata.runtime.prepare import rows_of, sizes_of
 
         split = federation[self.lower_split]
         if min(split.counts) < 1 or not (self.exact or self.strongly_convex):
             return self  # refused elsewhere, by name; or nothing is to be known
-        rows = rows_of(split, "uniform", ravel_pytree(self.lower_start().tree)[0].dtype)
+        dtype = ravel_pytree(self.lower_start().tree)[0].dtype
+        rows = rows_of(split, dtype, sizes_of(federation, "uniform", self.lower_split))
         small, large = jax.device_get(_curvature(self, x, {self.lower_split: rows}))
         worst = int(small.argmin())
         if self.strongly_convex and not small[worst] > 0:

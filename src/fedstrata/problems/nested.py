@@ -148,6 +148,11 @@ class Nested(CompositeProblem):
         looking = [k for k in range(len(self.levels)) if self.samples_at(k)]
         return {f"{what}{k + 1}": self.split_of(k) for what in ("level", "jacobian") for k in looking}
 
+    @property
+    def size_split(self) -> str:
+        """That of the last level with data, whose values are averaged over clients."""
+        return self.split_of(max(k for k in range(len(self.levels)) if self.samples_at(k)))
+
     def init(self, key: PRNGKeyArray) -> PyTree:
         return super().init(key) if self.model is None else self.model.init(key)
 
@@ -179,8 +184,7 @@ class Nested(CompositeProblem):
         return jnp.sum(jnp.where(weights > 0, weights * last, 0))
 
     def _client_weights(self, full: Full, dtype: Any) -> Array:
-        number = max(k for k in range(len(self.levels)) if self.samples_at(k))
-        weights = full[self.split_of(number)].client_weights()
+        weights = full[self.size_split].client_weights()
         return (weights / jnp.sum(weights)).astype(dtype)
 
     def stationarity(self, x: Vector, full: Full, gradient: Vector | None = None) -> Array:

@@ -1,7 +1,7 @@
 """From what a user gives to what the program takes: data on the device, weights, and every check that needs no run."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import jax
@@ -27,18 +27,24 @@ from fedstrata.vector import Vector
 Weights = Literal["uniform", "size"]
 
 
-def rows_of(split: Split, weights: Weights, dtype: Any, stored: Any = None) -> Rows:
+def sizes_of(federation: Federation, weights: Weights, split: str) -> np.ndarray:
+    """Numbers in proportion to which clients weigh: the rows of this split, or one each."""
+    counts = np.asarray(federation[split].counts)
+    return counts if weights == "size" else np.ones(counts.shape, np.int64)
+
+
+def rows_of(split: Split, dtype: Any, sizes: np.ndarray, stored: Any = None) -> Rows:
     """A whole split, each example with its share of the objective: p_i / n_i, over the clients that have any.
 
+    sizes: numbers in proportion to p_i. In a pooled split, which nobody owns, every example counts the same.
     stored: the examples as they lie on a mesh, where each row is among them, and on how many devices; or `Stored`,
     if they stay on the host.
     """
     counts = np.asarray(split.counts)
-    filled = counts > 0
-    if not filled.any():
+    if not counts.any():
         raise ValueError("this split has no examples, so nothing can be evaluated on it")
-    by_size = weights == "size" or split.pooled
-    share = np.full(counts.shape, 1.0 / split.size) if by_size else 1.0 / (filled.sum() * np.maximum(counts, 1))
+    sizes = np.where(counts > 0, counts if split.pooled else sizes, 0)
+    share = sizes / (sizes.sum() * np.maximum(counts, 1))
     owners = np.asarray(split.owners)
     weight, owner = jnp.asarray(share[owners], dtype), jnp.asarray(owners, jnp.int32)
     if isinstance(stored, tuple):
@@ -49,15 +55,26 @@ def rows_of(split: Split, weights: Weights, dtype: Any, stored: Any = None) -> R
     return Rows(examples, weight, owner, split.clients, start=start, capacity=most)
 
 
-def full_data(federation: Federation, weights: Weights = "uniform", dtype: Any = None) -> dict[str, Rows]:
+def full_data(
+    federation: Federation, weights: Weights = "uniform", dtype: Any = None, problem: Problem | None = None
+) -> dict[str, Rows]:
     """Every split whole, for `problem.objective(x, full)` and the other exact evaluations.
+
+    With weights="size" a client weighs by its rows in each split. A problem that draws from several splits weighs a
+    client by its rows in one of them, for all of these splits: give the problem, and they weigh as in `fs.run`.
 
     >>> fed = Federation.from_clients([{"x": np.zeros(3)}, {"x": np.ones(1)}])
     >>> [round(6 * float(w), 5) for w in full_data(fed)["train"].weight]  # each client counts one half
     [1.0, 1.0, 1.0, 3.0]
     """
     dtype = jnp.zeros(()).dtype if dtype is None else dtype
-    return {name: rows_of(split, weights, dtype) for name, split in federation.splits.items()}
+    return {n: rows_of(s, dtype, weighing(problem, federation, weights, n)) for n, s in federation.splits.items()}
+
+
+def weighing(problem: Problem | None, federation: Federation, weights: Weights, name: str) -> np.ndarray:
+    """How clients weigh in a split: as in the merge, if the problem draws from it; else by their rows there."""
+    drawn = problem is not None and weights == "size" and name in problem.streams.values()
+    return sizes_of(federation, weights, problem.size_split if drawn and not problem.weighs_clients else name)
 
 
 def flat_split(split: Split) -> FlatSplit:
@@ -123,13 +140,7 @@ def world_of(
     """Data on the device, over a mesh of them, or left on the host, and the rules of a run, checked."""
     if privacy is not None:
         check_private(privacy, algorithm, problem)
-    if weights not in ("uniform", "size"):
-        raise unknown("weights", str(weights), ["uniform", "size"])
-    if weights == "size" and problem.weighs_clients:
-        raise ValueError(
-            f'weights="size": a {type(problem).__name__} problem weighs its clients itself; leave weights="uniform", '
-            'and say weighting="examples" or "clients" in the problem'
-        )
+    check_weights(weights, problem)
     needed = sorted({*problem.streams.values()})
     for name in [*needed, *(evaluate or ())]:
         if name not in federation.splits:
@@ -138,32 +149,49 @@ def world_of(
     also = set() if monitor is None else {*monitor.streams.values()}
     wanted = [n for n in federation.splits if n in {*needed, *also, "train"} or evaluate is None or n in evaluate]
     chosen: Selection = selection(cohort)
+    sizes = sizes_of(federation, weights, problem.size_split) if weights == "size" else None
+    total = None if sizes is None else float(sizes.sum())
     if mesh is not None and not algorithm.centralised:
         chosen.check(federation.clients)
         spread = Spread(mesh, federation.clients)
-        flat, full = _over_devices(federation, spread, needed, wanted, weights, dtype)
-        counts = flat[needed[0]].count if weights == "size" else None
-        return World(problem, monitor, rule, chosen, flat, full, counts, federation.clients, spread, privacy=privacy)
+        flat, full = _over_devices(problem, federation, spread, wanted, weights, dtype)
+        counts = per_client(sizes, spread) if sizes is not None else None
+        size = federation.clients
+        return World(problem, monitor, rule, chosen, flat, full, counts, size, spread, privacy=privacy, total=total)
     if stream:
         chosen.check(federation.clients)
         host = Host({n: HostSplit(federation[n], chosen.size(federation.clients)) for n in needed})
         flat = {n: FlatSplit(None, None, None, split.capacity) for n, split in host.splits.items()}
-        full = {n: rows_of(federation[n], weights, dtype, Stored) for n in wanted if federation[n].size}
-        counts = jnp.asarray(host.splits[needed[0]].counts, jnp.int32) if weights == "size" else None
+        rows = lambda n: rows_of(federation[n], dtype, weighing(problem, federation, weights, n), Stored)
+        full = {n: rows(n) for n in wanted if federation[n].size}
+        counts = None if sizes is None else jnp.asarray(sizes, jnp.int32)
         size = federation.clients
-        return World(problem, monitor, rule, chosen, flat, full, counts, size, host=host, privacy=privacy)
+        return World(problem, monitor, rule, chosen, flat, full, counts, size, host=host, privacy=privacy, total=total)
     # One copy on the device serves training and evaluation.
     placed = {
         n: Split(jax.tree.map(jnp.asarray, s.examples), s.offsets, s.pooled) for n, s in federation.splits.items()
     }
-    full = {n: rows_of(placed[n], weights, dtype) for n in wanted if federation[n].size}
+    rows = lambda n: rows_of(placed[n], dtype, weighing(problem, federation, weights, n))
+    full = {n: rows(n) for n in wanted if federation[n].size}
     flat = {n: flat_split(placed[n]) for n in needed}
-    counts = flat[needed[0]].count if weights == "size" else None
+    counts = None if sizes is None else jnp.asarray(sizes, jnp.int32)
     if algorithm.centralised:
-        rule, flat = _pool(rule, flat, "size" if getattr(problem, "weighting", None) == "examples" else weights)
+        by = "size" if getattr(problem, "weighting", None) == "examples" else weights
+        rule, flat = _pool(rule, flat, {n: weighing(problem, federation, by, n) for n in needed})
         return World(problem, monitor, rule, selection(None), flat, full, None, 1)
     chosen.check(federation.clients)
-    return World(problem, monitor, rule, chosen, flat, full, counts, federation.clients, privacy=privacy)
+    size = federation.clients
+    return World(problem, monitor, rule, chosen, flat, full, counts, size, privacy=privacy, total=total)
+
+
+def check_weights(weights: Any, problem: Problem) -> None:
+    if weights not in ("uniform", "size"):
+        raise unknown("weights", str(weights), ["uniform", "size"])
+    if weights == "size" and problem.weighs_clients:
+        raise ValueError(
+            f'weights="size": a {type(problem).__name__} problem weighs its clients itself; leave weights="uniform", '
+            'and say weighting="examples" or "clients" in the problem'
+        )
 
 
 def check_private(privacy: Any, algorithm: Algorithm, problem: Problem) -> None:
@@ -174,7 +202,14 @@ def check_private(privacy: Any, algorithm: Algorithm, problem: Problem) -> None:
 
 def check_counts(problem: Problem, federation: Federation, rule: Sampler) -> None:
     """Every client must have what its steps draw."""
+    clients = max(split.clients for split in federation.splits.values())
     for name in sorted({*problem.streams.values()}):
+        if federation[name].clients != clients:
+            raise ValueError(
+                f"split {name!r} is pooled: it belongs to no client, so no client can draw from it in training; give "
+                f"each client its rows, with federation.with_split({name!r}, examples, clients=...), or hold some of "
+                f"the clients' own rows out with federation.hold_out({name!r})"
+            )
         counts = np.asarray(federation[name].counts)
         if problem.may_lack and counts.max() > 0:
             counts = np.where(counts > 0, counts, np.iinfo(np.int32).max)  # who has nothing is asked for nothing
@@ -213,11 +248,12 @@ def device_memory() -> float:
 
 
 def _over_devices(
-    federation: Federation, spread: Spread, needed: Sequence[str], wanted: Sequence[str], weights: Weights, dtype: Any
+    problem: Problem, federation: Federation, spread: Spread, wanted: Sequence[str], weights: Weights, dtype: Any
 ) -> tuple[dict[str, FlatSplit], dict[str, Rows]]:
     """Data for training and for evaluation over a mesh: one copy, every client's rows on its own device."""
     flat: dict[str, FlatSplit] = {}
     full: dict[str, Rows] = {}
+    needed = sorted({*problem.streams.values()})
     for name in dict.fromkeys([*needed, *wanted]):
         split = federation[name]
         if not split.size:
@@ -226,7 +262,8 @@ def _over_devices(
         bounds = by_device(offsets, spread, split.pooled)
         examples, order = in_blocks(split.examples, bounds, spread.mesh)
         if name in wanted:
-            full[name] = rows_of(split, weights, dtype, (examples, order, spread.devices))
+            sizes = weighing(problem, federation, weights, name)
+            full[name] = rows_of(split, dtype, sizes, (examples, order, spread.devices))
         if name in needed:
             start = per_client(offsets[:-1] - np.repeat(bounds[:-1], spread.each)[: spread.clients], spread)
             count, most = per_client(counts, spread), int(counts.max())
@@ -234,10 +271,13 @@ def _over_devices(
     return flat, full
 
 
-def _pool(rule: Sampler, flat: dict[str, FlatSplit], weights: Weights) -> tuple[Sampler, dict[str, FlatSplit]]:
-    """One client that holds everything, sampled so that the objective stays the same."""
+def _pool(
+    rule: Sampler, flat: dict[str, FlatSplit], sizes: Mapping[str, np.ndarray]
+) -> tuple[Sampler, dict[str, FlatSplit]]:
+    """One client that holds everything, sampled so that the objective stays the same. sizes: weights of the clients."""
     first = next(iter(flat.values()))
-    alike = weights == "size" or all(bool(jnp.all(split.count == split.count[0])) for split in flat.values())
+    counts = {name: np.asarray(split.count, np.int64) for name, split in flat.items()}
+    alike = all(np.array_equal(sizes[n] * count[0], sizes[n][0] * count) for n, count in counts.items())
     if not alike and len(flat) > 1:
         raise ValueError(
             "a centralised method that draws from several splits needs every example to count alike: "

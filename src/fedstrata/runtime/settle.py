@@ -30,7 +30,8 @@ def present(cohort: Cohort, said: Mapping[int, Any]) -> Cohort:
     if here.all():
         return cohort
     weights = jnp.where(here, cohort.weights, 0)
-    return cohort._replace(present=jnp.asarray(here), weights=weights / jnp.sum(weights))
+    answered = jnp.sum(weights)
+    return cohort._replace(present=jnp.asarray(here), weights=weights / answered, share=cohort.share * answered)
 
 
 def _crew(cohort: Cohort) -> Crew:

@@ -48,11 +48,14 @@ def _cohort_at(world: World, algorithm: Algorithm, key: PRNGKeyArray, round: Arr
     ids = world.selection.draw(now, round, world.clients)
     clock = Clock.at(round, steps_of(algorithm), steps_of(algorithm) - 1)
     present = jnp.ones(ids.shape, bool) if world.selection.full else ids >= 0
-    weights = present.astype(dtype)
-    if world.counts is not None:
+    if world.counts is None:
+        weights, share = present.astype(dtype), present.sum() / world.clients
+    else:
         weights = jnp.where(present, world.counts[jnp.maximum(ids, 0)].astype(dtype), 0)
+        everyone = isinstance(world.selection, Everyone)  # all of it, and not all but a rounding error
+        share = jnp.ones((), dtype) if everyone else jnp.sum(weights) / world.total
     weights = weights / jnp.sum(weights)
-    return Cohort(clock, jnp.maximum(ids, 0), present, weights, fold_in(now, 1), world.clients)
+    return Cohort(clock, jnp.maximum(ids, 0), present, weights, fold_in(now, 1), world.clients, share)
 
 
 def crew_at(world: World, cohort: Cohort) -> Crew:

@@ -11,12 +11,19 @@ import numpy as np
 from fedstrata.algorithm import Algorithm, as_arrays
 from fedstrata.data.federation import Federation, Split
 from fedstrata.data.sampling import sampler
-from fedstrata.errors import unknown
 from fedstrata.problems.base import Problem
 from fedstrata.problems.nested import one_example
 from fedstrata.runtime.job import start_points
 from fedstrata.runtime.layout import FlatSplit
-from fedstrata.runtime.prepare import Weights, check_counts, check_parameters, check_private, check_solves
+from fedstrata.runtime.prepare import (
+    Weights,
+    check_counts,
+    check_parameters,
+    check_private,
+    check_solves,
+    check_weights,
+    sizes_of,
+)
 from fedstrata.runtime.site import Terms
 from fedstrata.runtime.world import World
 from fedstrata.transport.cohort import selection
@@ -94,8 +101,7 @@ def terms_of(
     check_solves(algorithm, problem)
     if algorithm.centralised:
         raise ValueError(f"{type(algorithm).__name__} is centralised: it runs on pooled data, and not over sites")
-    if weights not in ("uniform", "size"):
-        raise unknown("weights", str(weights), ["uniform", "size"])
+    check_weights(weights, problem)
     federation, rule, chosen = described(surveys), sampler(batch_size, sampling), selection(cohort)
     x0 = start_point(problem, params, seed)
     check_parameters(x0)
@@ -107,8 +113,9 @@ def terms_of(
     chosen.check(federation.clients)
     needed = sorted({*problem.streams.values()})
     flat = {n: FlatSplit(None, None, None, int(federation[n].counts.max())) for n in needed}
-    counts = jnp.asarray(federation[needed[0]].counts, jnp.int32) if weights == "size" else None
-    world = World(problem, None, rule, chosen, flat, {}, counts, federation.clients, privacy=privacy)
+    sizes = sizes_of(federation, weights, problem.size_split) if weights == "size" else None
+    counts, total = (None, None) if sizes is None else (jnp.asarray(sizes, jnp.int32), float(sizes.sum()))
+    world = World(problem, None, rule, chosen, flat, {}, counts, federation.clients, privacy=privacy, total=total)
     shapes = {n: jax.tree.map(one_example, split.examples) for n, split in federation.splits.items()}
     return Terms(run, world, as_arrays(algorithm, x0.scalar_dtype), x0, jax.random.key(seed), shapes)
 

@@ -26,11 +26,12 @@ class World(eqx.Module):
     selection: Selection
     flat: Flat
     full: dict[str, Rows]  # the splits to evaluate on; "train" is the objective
-    counts: Array | None  # (N,) weights of clients; None: all alike
+    counts: Array | None  # (N,) rows by which clients weigh; None: all alike
     clients: int = eqx.field(static=True)
     spread: Spread | None = eqx.field(static=True, default=None)  # how the clients lie on a device mesh
     host: Any = eqx.field(static=True, default=None)  # what stays on the host; `flat` then has one cohort's data
     privacy: Privacy | None = eqx.field(static=True, default=None)
+    total: float | None = None  # Σ counts
 
     @property
     def streamed(self) -> bool:

@@ -13,14 +13,15 @@ class Scaffold(Algorithm):
 
     $$ x_i \gets x_i - \eta_a \big( \nabla f_i(x_i; \xi_i) - c_i + c \big) \quad (Q \text{ times from } x) $$
     $$ c_i^+ = c_i - c + \frac{x - x_i}{\eta_a Q}, \qquad
-       x \gets x + \eta_s \sum_i p_i (x_i - x), \qquad c \gets c + \frac{|S|}{N} \sum_i p_i (c_i^+ - c_i) $$
+       x \gets x + \eta_s \frac{\sum_{i \in S} p_i (x_i - x)}{\sum_{i \in S} p_i}, \qquad
+       c \gets c + \sum_{i \in S} p_i (c_i^+ - c_i) $$
 
     step_size: η_a. local_steps: Q. server_step_size: η_s.
 
-    Converges to the minimum with constant steps, however different the clients are (with full batches exactly), and
-    keeps $c = \frac{1}{N} \sum_i c_i$ under partial participation when clients weigh the same. Does not keep it under
-    other weights. This is option II of the paper; within a round the step size must be constant (schedule it
-    `fs.per_round`) and every client must take all Q steps. Sends twice what FedAvg sends.
+    Converges to the minimum with constant steps, however different the clients are (with full batches exactly), for
+    any weights $p_i$ and any cohort S: $c = \sum_i p_i c_i$ holds throughout. This is option II of the paper, which has
+    equal weights; within a round the step size must be constant (schedule it `fs.per_round`) and every client must
+    take all Q steps. Sends twice what FedAvg sends.
 
     >>> Scaffold(step_size=0.1, local_steps=10).server_step_size
     1.0
@@ -51,8 +52,7 @@ class Scaffold(Algorithm):
         return state._replace(c_i=c_i, dx=state.x - start.x, dc=c_i - start.c_i)
 
     def server_step(self, problem: Any, start: State, merged: State, cohort: Cohort) -> State:
-        share = cohort.present.sum() / cohort.clients
-        return merged._replace(x=start.x + self.server_step_size * merged.dx, c=start.c + share * merged.dc)
+        return merged._replace(x=start.x + self.server_step_size * merged.dx, c=start.c + cohort.share * merged.dc)
 
     def solution(self, problem: Any, state: State) -> Vector:
         return state.x

@@ -174,7 +174,7 @@ class TrackedMFCGD(MFCGD):
     Converges to a stationary point of the client-coupled objective with constant steps, for any q and any momenta (with
     all data exactly, as far as it was tried; no proof is printed). This method is ours: no paper has it. A client's
     estimates are never overwritten; the mean enters as a control variate. The server keeps the mean of what all
-    clients last sent, so that with any cohort of clients that weigh the same $\sum_i c_i = 0$. Sends two vectors up as
+    clients last sent, so that $\sum_i p_i c_i = 0$ with any cohort and any weights. Sends two vectors up as
     MFCGD does, x and the change of w; down go two, x and w̄, where MFCGD has one.
 
     >>> TrackedMFCGD(step_size=0.1, local_steps=5).local_steps
@@ -203,6 +203,5 @@ class TrackedMFCGD(MFCGD):
         return {"w": w - start.w_i, "w_i": w}
 
     def server_step(self, problem: Any, start: Any, merged: Any, cohort: Cohort) -> Any:
-        share = cohort.present.sum() / cohort.clients
         moved = super().server_step(problem, start, merged._replace(w=start.mean + merged.w), cohort)
-        return moved._replace(mean=start.mean + share * merged.w)
+        return moved._replace(mean=start.mean + cohort.share * merged.w)

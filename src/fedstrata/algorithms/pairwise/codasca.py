@@ -174,5 +174,6 @@ class CODASCA(CODAPlus):
 
     def server_step(self, problem: Any, start: State, merged: State, cohort: Cohort) -> State:
         merged = super().server_step(problem, start, merged, cohort)
-        share = cohort.present.sum() / cohort.clients
-        return merged._replace(c=start.c + share * merged.dc, c_alpha=start.c_alpha + share * merged.dc_alpha)
+        return merged._replace(
+            c=start.c + cohort.share * merged.dc, c_alpha=start.c_alpha + cohort.share * merged.dc_alpha
+        )

@@ -54,5 +54,4 @@ class TrackedX(FedX2):
         return state._replace(change=state.g - start.said, said=state.g)
 
     def server_step(self, problem: Any, start: State, merged: State, cohort: Cohort) -> State:
-        share = cohort.present.sum() / cohort.clients
-        return merged._replace(mean=start.mean + share * merged.change)
+        return merged._replace(mean=start.mean + cohort.share * merged.change)

@@ -27,8 +27,8 @@ class FedNMap(ProximalMethod):
     steps). With φ = 0 it is SCAFFOLD (option II) step for step, for any γ. Sends one vector up, where SCAFFOLD's
     classical message has two; down go two, though with full participation one would do, since a client could work
     out ȳ from two successive z. The paper has full participation only. Here clients keep their last mean gradient h_i
-    and the server the mean h over all clients, which gives the same c_i = h − h_i with full participation, and with
-    any cohort keeps $\sum_i c_i = 0$ over all clients that weigh the same. γ must be a number, not a schedule; within
+    and the server the mean h over all clients, which gives the same c_i = h − h_i with full participation, and keeps
+    $\sum_i p_i c_i = 0$ with any cohort and any weights. γ must be a number, not a schedule; within
     a round the step size must be constant (schedule it `fs.per_round`) and every client must take all Q steps.
 
     >>> FedNMap(step_size=0.1, local_steps=10, gamma=4.0).server_step_size
@@ -79,10 +79,9 @@ class FedNMap(ProximalMethod):
         return state._replace(y=y, h_i=y - state.y)
 
     def server_step(self, problem: Any, start: State, merged: State, cohort: Cohort) -> State:
-        share = cohort.present.sum() / cohort.clients
         step = self.server_step_size * self.step_size * self.local_steps
         h = merged.y - self.pull(problem, start.z)
-        return merged._replace(z=start.z - step * merged.y, h=start.h + share * (h - start.h))
+        return merged._replace(z=start.z - step * merged.y, h=start.h + cohort.share * (h - start.h))
 
     def solution(self, problem: Any, state: State) -> Vector:
         return problem.prox(state.z, self.gamma)

@@ -25,7 +25,7 @@ class Zhang2024(ProximalMethod):
     drops φ in (30) and (34) and has γ for η̂ in (11); here the prox is that of η̂φ, and x in the correction is the old
     one. With φ = 0 it is SCAFFOLD (option II). For partial participation, which the papers do not have, clients keep
     their mean gradient h_i, the server sends its mean h over all clients, and c_i = h − h_i, which is the same with
-    full participation and keeps $\sum_i c_i = 0$ with any cohort of clients that weigh the same. With full
+    full participation and keeps $\sum_i p_i c_i = 0$ with any cohort and any weights. With full
     participation one vector down would do, since h = (x − z)/η̂; the ledger counts the two that always work. Within a
     round the step size must be constant (schedule it `fs.per_round`) and every client must take all Q steps.
 
@@ -67,10 +67,9 @@ class Zhang2024(ProximalMethod):
         return state._replace(y=y, h_i=y - (start.h - start.h_i))
 
     def server_step(self, problem: Any, start: State, merged: State, cohort: Cohort) -> State:
-        share = cohort.present.sum() / cohort.clients
         step = self.step_size * self.local_steps * self.server_step_size
         x = problem.prox(start.x - step * merged.y, step)
-        return merged._replace(x=x, h=start.h + share * (merged.y - start.h))
+        return merged._replace(x=x, h=start.h + cohort.share * (merged.y - start.h))
 
     def solution(self, problem: Any, state: State) -> Vector:
         return state.x
