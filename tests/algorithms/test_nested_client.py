@@ -115,7 +115,8 @@ def algorithm_1(table, q, T, rule=identity, theta=None, rho=None, radii=(None, N
     w = [u[m].T @ v[m] for m in own]
     a, clipped = 0.0, 0
     theta = at.alpha if theta is None else (lambda t, fixed=theta: fixed)
-    A = rule(a, np.mean(w, axis=0), theta(1), rho)[1]
+    a_1, A = rule(a, np.mean(w, axis=0), theta(1), rho)
+    a = a_1 if q > 1 else a  # with q = 1 line 6 comes at t = 1, with the same mean of w
     for t in range(1, T + 1):
         if t % q == 0:
             mean_w, mean_x = np.mean(w, axis=0), np.mean(x, axis=0)

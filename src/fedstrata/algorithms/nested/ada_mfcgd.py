@@ -76,8 +76,9 @@ class AdaMFCGD(MFCGD):
     theta: ϑ (None: α, the value momentum, as the paper allows).
 
     Converges as `MFCGD` does: A changes the metric and does not remove drift. a starts from zero and changes only where
-    clients average; A of the first local steps is the rule applied to the mean of the first w_i, for which there is one
-    averaging before the first round. Not for regularised problems: the step would be a prox in the metric A.
+    clients average. A of the first local steps is the rule applied to the mean of the first w_i of all clients, for
+    which there is one averaging before the first round; the next one continues from that a (for q = 1, where the first
+    step averages the same w_i, from zero). Not for regularised problems: the step would be a prox in the metric A.
 
     >>> AdaMFCGD(step_size=0.1, local_steps=5, rule="norm", rho=0.5).theta
     0.9
@@ -123,7 +124,8 @@ class AdaMFCGD(MFCGD):
 
     def server_start(self, problem: Any, merged: Any, cohort: Cohort) -> Any:
         theta = self.value_momentum if self.theta is None else self.theta
-        return merged._replace(A=self.metric(merged.a, merged.w, theta)[1])
+        a, A = self.metric(merged.a, merged.w, theta)
+        return merged._replace(a=merged.a if self.local_steps == 1 else a, A=A)  # q = 1: t = 1 averages w̄_1 again
 
     def direction(self, start: Any, w: Vector) -> Vector:
         return super().direction(start, w) / start.A
