@@ -184,7 +184,7 @@ def fedx1(task, loss, w, step, steps, rounds, history=1, cohorts=None, l2=0.0) -
     """Algorithm 1 with every active example in each step, and whole buffers averaged block by block."""
     omega = task.omegas(loss)
     cohorts = cohorts or [range(task.clients)] * rounds
-    pools = [[Block(i, *scored(task, loss, w, i)) for i in cohorts[0]]]
+    pools = [[Block(i, *scored(task, loss, w, i)) for i in range(task.clients)]]  # Algorithm 3, line 26: from all N
     for r in range(rounds):
         buffers = [block for pool in pools[-history:] for block in pool]
         ends, sent = [], []
@@ -234,7 +234,7 @@ def fedx2(
     """Algorithm 2 (3 with cohorts), likewise. start: "pool", or the number that every u begins with."""
     omega, parts = task.omegas(loss), loss.value(0.0, 0.0, 1).size
     cohorts = cohorts or [range(task.clients)] * rounds
-    blank = [Block(i, [], scored(task, loss, w, i)[1]) for i in cohorts[0]]
+    blank = [Block(i, [], scored(task, loss, w, i)[1]) for i in range(task.clients)]
 
     def begin(a):
         found = mean_loss(loss, omega, blank, a) if start == "pool" else np.full(parts, float(start))
@@ -244,7 +244,7 @@ def fedx2(
     pools = [
         [
             Block(i, list(zip(scored(task, loss, w, i)[0], u[i], strict=True)), scored(task, loss, w, i)[1])
-            for i in cohorts[0]
+            for i in range(task.clients)
         ]
     ]
     mean_g = np.zeros_like(w)

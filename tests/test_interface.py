@@ -55,10 +55,11 @@ def test_repeats_with_a_mask(limit):
     np.testing.assert_array_equal(result.local["seen"][0], np.full(N, 2.0 * limit))
 
 
+@pytest.mark.parametrize("rounds", [1, 2, 3, 4])
 @pytest.mark.parametrize("history", [1, 2, 3])
-def test_pools_hold_the_last_rounds_of_the_cohort(history):
+def test_pools_hold_the_last_rounds_of_the_cohort_and_first_the_starts_of_all(history, rounds):
     """Rows are indices' targets under Replay, so the union that clients see can be rebuilt by hand."""
-    rounds, steps, batch = 4, 2, 2
+    steps, batch = 2, 2
     rng = np.random.default_rng(1)
     counts = TASK.federation["train"].counts
     index = np.stack([rng.integers(0, counts[i], (rounds, steps, batch)) for i in range(N)], axis=2)
@@ -70,8 +71,8 @@ def test_pools_hold_the_last_rounds_of_the_cohort(history):
         cohort=fs.cohort.Given(cohorts),
         evaluate_every=1,
     )
-    pushed = [[100.0 + i for i in cohorts[0] for _ in range(steps * batch)]]  # merge at init: the first cohort
-    for r, members in enumerate(cohorts[:-1]):
+    pushed = [[100.0 + i for i in range(N) for _ in range(steps * batch)]]  # merge at init: all clients
+    for r, members in enumerate(cohorts[: rounds - 1]):
         rows = [TASK.federation["train"].shard(i)["y"][index[r, s, i]] for i in members if i >= 0 for s in range(steps)]
         pushed.append(list(np.concatenate(rows)))
     seen = [v for rows in pushed[-history:] for v in rows]

@@ -236,13 +236,18 @@ def test_group_shares_travel_once_and_are_said_to():
     assert "group counts" in about["convergence"]
 
 
-def test_a_group_that_the_first_cohort_does_not_have_is_ignored():
+def test_group_shares_are_those_of_all_clients_whoever_comes_first():
+    """ρ = n_a/n, also of a group that nobody in the first cohort has, which is not ignored then."""
     lacking = [take(s, s["group"] < 2) for s in SHARDS[:2]]
     federation = fs.Federation.from_clients([*lacking, SHARDS[2]])
+    given = {"cohort": fs.cohort.Given([[0, 1], [1, 2]]), "weights": "size", "rounds": 20}
     with pytest.warns(GroupWarning):
-        result = run(FedMinMax(0.1, 0.3), federation=federation, cohort=fs.cohort.Given([[0, 1], [1, 2]]), rounds=20)
+        result = run(FedMinMax(0.1, 0.3), federation=federation, **given)
+    groups = np.concatenate([s["group"] for s in (*lacking, SHARDS[2])])
+    rho = np.bincount(groups, minlength=K) / len(groups)
+    np.testing.assert_allclose(np.ravel(result.state.group_shares.tree), rho, rtol=1e-12)
     mu = np.ravel(result.state.mu.tree)
-    assert mu[2] == 0
+    assert mu[2] > 0
     assert np.isfinite(result.solution()).all()
     np.testing.assert_allclose(mu.sum(), 1, rtol=1e-12)
 

@@ -133,6 +133,17 @@ def test_first_directions_are_exact_and_later_gaps_shrink_with_the_step():
         assert np.all((ratio > 5) & (ratio < 15)), (type(algorithm).__name__, later)
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "loss"),
+    [(fs.FedX1(0.1), "psm"), (fs.FedX2(1e-3, momentum=1.0), "kl"), (fs.TrackedX(1e-3, momentum=1.0), "kl")],
+)
+def test_first_directions_of_a_cohort_are_paired_with_the_scores_of_all(algorithm, loss):
+    """The step of each client alone, as a cohort of one, is its part of ∇F: their mean is the whole (line 26)."""
+    alone = lambda i: run(TASK, LOSSES[loss].problem(), algorithm, 1, cohort=fs.cohort.Given([[i]])).solution()
+    mean = np.mean([(W - alone(i)) / algorithm.step_size for i in range(TASK.clients)], axis=0)
+    np.testing.assert_allclose(mean, gradient(TASK, LOSSES[loss], W), rtol=1e-8, atol=1e-10)
+
+
 def test_u_that_begins_as_one_makes_the_first_direction_wrong():
     """The authors' later code starts so; with u_start="pool" there is no error, as above."""
     loss, step = kl_opauc(1.0), 1e-6

@@ -69,6 +69,22 @@ def test_a_site_that_is_absent_is_an_empty_slot_of_the_cohort(name):
     assert now.after[2].round == ROUNDS - 1
 
 
+@pytest.mark.parametrize("name", ["FedX2", "AdaMFCGD", "FedMinMax"])
+def test_sites_that_wait_for_a_later_cohort_send_their_starts_too(name, tmp_path):
+    """The first pool, of all sites, outlasts two rounds; the server that is restarted between them still has it."""
+    method = dataclasses.replace(algorithm(name), history=2) if name == "FedX2" else algorithm(name)
+    task, store = task_of(method), Checkpoints(tmp_path)
+    given = {"params": START, "batch_size": 3, "cohort": fs.cohort.Given([[0, 1], [2, 0], [3, 1], [1, 2]])}
+    conductor, _, _ = rehearsal(task.problem, method, task.federation, **given)
+    now = advance(conductor, 1)
+    assert (set(now.pools) == {"first", "second"}) == (name == "FedX2")
+    conductor.save(store, now)
+    now = advance(conductor, ROUNDS, conductor.load(store))
+    assert not now.pools
+    result = fs.run(task.problem, method, task.federation, rounds=ROUNDS, stationarity=False, **given)
+    assert_close(conductor.solution(now).tree, result.solution(), 1e-11)
+
+
 def spoilt(field_change):
     """The third site's answers of round 1 with one array changed."""
 

@@ -248,7 +248,7 @@ def hidden(bits=40):
 
 @pytest.mark.parametrize("name", ["FedAvg", "Scaffold", "FedNest", "AdaMFCGD"])
 def test_masked_sums_give_the_same_run_to_their_resolution(name):
-    """Private ones, too, in a cohort of three: before round 0 all four begin, and one of them is in no sum."""
+    """Private ones, too, in a cohort of three: before round 0 all four begin, and are summed up."""
     key = domain(jax.random.key(0), "privacy")
     given = {} if name == "FedAvg" else {"privacy": LOUD, "cohort": 3, "noise_key": key}
     plain, fine, coarse = (

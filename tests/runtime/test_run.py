@@ -10,11 +10,12 @@ import pytest
 import fedstrata as fs
 from fedstrata.data.sampling import Epochs
 from fedstrata.runtime.evaluate import measure
+from fedstrata.runtime.progress import Run
 from fedstrata.runtime.round import weighted_mean
 from fedstrata.runtime.run import prepare
 from fedstrata.runtime.simulate import cohort_at, crew_at
 from references import least_squares, squared_error
-from toys import Growing
+from toys import Growing, OwnStarts, Scores
 
 TASK = least_squares(seed=5)
 N = TASK.federation.clients
@@ -282,3 +283,26 @@ def test_clients_may_run_one_by_one():
     alone, together = (run(fs.Scaffold(0.1, 3), execution=execution, cohort=3) for execution in ("map", "vmap"))
     np.testing.assert_allclose(alone.solution(), together.solution(), rtol=1e-12)
     np.testing.assert_allclose(alone.local["c_i"].tree, together.local["c_i"].tree, rtol=1e-12)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    "algorithm", [OwnStarts(), Scores(history=2), fs.FedAvg(0.05, 2)], ids=lambda a: type(a).__name__
+)
+def test_nothing_is_compiled_while_the_rounds_are_timed(algorithm, stream):
+    """First rounds that start client by client, or from the pools of all, are programs of their own."""
+    options = {"rounds": 5, "params": np.zeros(3), "batch_size": 2, "cohort": 3, "evaluate_every": 2, "stream": stream}
+    fs.run(TASK.problem, fs.FedAvg(0.05, 3), TASK.federation, **options)  # what is common to all programs
+    state = Run.start(prepare(TASK.problem, algorithm, TASK.federation, **options))
+    state.compile()
+    events = []
+    jax.monitoring.register_event_duration_secs_listener(lambda name, *_, **__: events.append(name))
+    try:
+        while not state.finished():
+            state.segment()
+        assert state.round == 5
+        assert not [name for name in events if "backend_compile" in name]
+        jax.jit(lambda x: x + 1)(jnp.zeros(()))  # the count does see a program that is new
+        assert [name for name in events if "backend_compile" in name]
+    finally:
+        jax.monitoring.clear_event_listeners()

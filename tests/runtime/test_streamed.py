@@ -60,6 +60,18 @@ def test_clients_begin_some_at_a_time(monkeypatch):
     jax.tree.map(np.testing.assert_allclose, streamed.begin()[0].local, plain.begin()[0].local)
 
 
+@pytest.mark.parametrize("name", ["FedX2", "AdaMFCGD", "FedMinMax"])
+def test_the_starts_of_all_are_merged_some_at_a_time(name, monkeypatch):
+    """With cohorts of two: means are summed in two parts, pools are laid side by side."""
+    monkeypatch.setattr(streaming, "BEGIN", 3)
+    for weights in ("uniform",) if name == "FedX2" else ("uniform", "size"):
+        options = {"cohort": 2, "weights": weights, "rounds": 3}
+        streamed, plain = run(name, stream=True, **options), run(name, **options)
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-10), streamed.solutions.tree, plain.solutions.tree
+        )
+
+
 class Killed(Exception):
     pass
 

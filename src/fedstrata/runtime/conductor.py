@@ -10,16 +10,18 @@ import numpy as np
 from jaxtyping import PRNGKeyArray
 
 from fedstrata.algorithm import Cohort
+from fedstrata.memory import Pool
 from fedstrata.placement import part
 from fedstrata.runtime import appraisal
 from fedstrata.runtime import start as starting
 from fedstrata.runtime.checkpoint import CheckpointError, Checkpoints
+from fedstrata.runtime.layout import newest
 from fedstrata.runtime.noise import Noise
 from fedstrata.runtime.question import Question
 from fedstrata.runtime.round import received_by
 from fedstrata.runtime.settle import merge_starts, pool_again, present, settle, stack
 from fedstrata.runtime.sight import show_server
-from fedstrata.runtime.simulate import cohort_at
+from fedstrata.runtime.simulate import cohort_at, everyone_at
 from fedstrata.runtime.site import Terms, check_secure, weights_at
 from fedstrata.transport.codec import from_named_arrays, named_arrays
 from fedstrata.transport.ledger import exchanges
@@ -32,6 +34,7 @@ from fedstrata.vector import Vector
 Link = Callable[[Mapping[int, Letter]], Mapping[int, "Letter | str"]]
 
 log = logging.getLogger("fedstrata")
+POOLS = "pools"  # before the names of the first pools in a checkpoint
 
 
 class Report(NamedTuple):
@@ -55,6 +58,7 @@ class Progress(NamedTuple):
     round: int  # the next one
     shared: Any
     after: dict[int, Stage]  # by site: the last stage of its own that is part of this state
+    pools: Mapping[str, Pool] = {}  # those of all sites before round 0, while their history lasts
 
 
 class QuorumError(RuntimeError):
@@ -92,25 +96,25 @@ class Conductor:
         self.like = self.setting.template if secure is None else concealed_like(self.setting.template)
 
     def begin(self) -> Progress:
-        """Every site prepares its own fields; the first cohort's starts are merged where the algorithm says so."""
-        cohort = self.cohort(0)
-        everyone, first = list(range(len(self.names))), [int(i) for i in np.asarray(cohort.ids)]
-        shared = starting.blank(self.setting, len(first))
-        stage = Stage(-1, BEGIN)
-        said = self._ask(everyone, stage, {}, {}, starting.sent_at_start(self.setting))
-        self._enough(list(said), len(everyone), stage)  # a site that never began has nothing to go on from
+        """Every site prepares its own fields; the starts of all are merged where the algorithm says so."""
+        sites, stage = list(range(len(self.names))), Stage(-1, BEGIN)
+        said = self._ask(sites, stage, {}, {}, starting.sent_at_start(self.setting))
+        self._enough(list(said), len(sites), stage)  # a site that never began has nothing to go on from
+        size = self.terms.world.selection.size(len(sites))
         if not self.terms.algorithm.merge_at_init:
-            return Progress(0, shared, dict.fromkeys(said, Stage(-1, BEGIN)))
+            return Progress(0, starting.blank(self.setting, size), dict.fromkeys(said, stage))
+        everyone = everyone_at(self.terms.world, self.terms.algorithm, self.terms.key, self.setting.dtype)
+        empty = starting.blank(self.setting, len(sites))
         rows, known = self._summed(stage, said)
-        noise = self._noise(stage, [i for i in said if i in first], starting.sent_at_start(self.setting))
-        merged = merge_starts(self.terms, shared, stack(rows, first), cohort, noise, known)
-        if not starting.starts_twice(self.terms.algorithm):
-            return Progress(0, merged, dict.fromkeys(said, Stage(-1, BEGIN)))
-        fields = starting.received_at_start(merged)
-        said = self._ask(everyone, stage := Stage(-1, START), fields, {}, starting.pools(self.setting))
-        self._enough(list(said), len(everyone), stage)
-        shared = pool_again(self.terms, shared, merged, stack(said, first), cohort)
-        return Progress(0, shared, dict.fromkeys(said, Stage(-1, START)))
+        noise = self._noise(stage, sites, starting.sent_at_start(self.setting))
+        merged = merge_starts(self.terms, empty, stack(rows, sites), everyone, noise, known)
+        if starting.starts_twice(self.terms.algorithm):
+            fields = starting.received_at_start(merged)
+            said = self._ask(sites, stage := Stage(-1, START), fields, {}, starting.pools(self.setting))
+            self._enough(list(said), len(sites), stage)
+            merged = pool_again(self.terms, empty, merged, stack(said, sites), everyone)
+        start = starting.narrowed(self.setting, merged, everyone, size)
+        return Progress(0, start.shared, dict.fromkeys(said, stage), start.own)
 
     def cohort(self, round: int) -> Cohort:
         return cohort_at(
@@ -128,7 +132,7 @@ class Conductor:
                 if phase.when is not None and not bool(phase.when(shared, cohort, jnp.array(repetition, jnp.int32))):
                     continue
                 stage = Stage(now.round, done, number, repetition)
-                said = self._ask(left, stage, received_by(plan, shared), now.after, plan.sends)
+                said = self._ask(left, stage, received_by(plan, shared, now.pools), now.after, plan.sends)
                 left = [i for i in left if i in said]
                 self._enough(left, needed, stage)
                 cohort = present(cohort, said)
@@ -137,7 +141,8 @@ class Conductor:
                 shared = settle(self.terms, plan, number, shared, stack(rows, ids), cohort, noise, known)
                 done += 1
         took = dict.fromkeys(left, Stage(now.round, done - 1)) if done else {}  # a round may ask nobody anything
-        return Progress(now.round + 1, shared, now.after | took)
+        pools = now.pools if now.round + 1 < starting.first_rounds(now.pools) else {}
+        return Progress(now.round + 1, shared, now.after | took, pools)
 
     def _enough(self, left: list[int], needed: int, stage: Stage) -> None:
         if len(left) < needed:
@@ -174,7 +179,8 @@ class Conductor:
         self.noise.keep_in(store.folder)
         after = {self.names[i]: list(stage) for i, stage in now.after.items()}
         config = {"run": self.terms.run, "sites": list(self.names), "after": after, "mechanisms": self.noise.counts}
-        store.save(now.round, named_arrays(now.shared, "shared"), config)
+        arrays = {**named_arrays(now.shared, "shared"), **named_arrays(dict(now.pools), POOLS)}
+        store.save(now.round, arrays, config)
 
     def load(self, store: Checkpoints) -> Progress | None:
         """Where the run was when it was last saved; None: nowhere yet."""
@@ -187,9 +193,17 @@ class Conductor:
         self.noise.keep_in(store.folder, saved.config.get("mechanisms", {}))
         size = self.terms.world.selection.size(self.terms.world.clients)
         like = jax.eval_shape(lambda: starting.blank(self.setting, size))
-        shared = jax.tree.map(jnp.asarray, from_named_arrays(like, saved.arrays, "shared"))
+        pools = {name: array for name, array in saved.arrays.items() if name.startswith(POOLS)}
+        state = {name: array for name, array in saved.arrays.items() if name not in pools}
+        shared = jax.tree.map(jnp.asarray, from_named_arrays(like, state, "shared"))
         after = {i: Stage(*saved.config["after"][name]) for i, name in enumerate(self.names)}
-        return Progress(saved.round, shared, after)
+        return Progress(saved.round, shared, after, self._first_pools(pools) if pools else {})
+
+    def _first_pools(self, arrays: Mapping[str, np.ndarray]) -> dict[str, Pool]:
+        """Those of all sites before round 0, from a checkpoint."""
+        blank = lambda: starting.blank(self.setting, len(self.names))
+        like = jax.eval_shape(lambda: {f: newest(getattr(blank(), f)) for f in starting.pools(self.setting)})
+        return jax.tree.map(jnp.asarray, from_named_arrays(like, arrays, POOLS))
 
     def solution(self, now: Progress) -> Vector:
         return self.terms.algorithm.solution(self.problem, show_server(now.shared))

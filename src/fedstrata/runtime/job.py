@@ -15,12 +15,13 @@ from jaxtyping import Array
 from fedstrata.algorithm import Algorithm, as_arrays, reals, with_values
 from fedstrata.clock import domain
 from fedstrata.errors import unknown
+from fedstrata.memory import Pool
 from fedstrata.runtime import simulate
 from fedstrata.runtime.crew import spread_again, unspread
 from fedstrata.runtime.mesh import everywhere
 from fedstrata.runtime.runs import Groups, over_runs
 from fedstrata.runtime.sight import show_server
-from fedstrata.runtime.start import start_values
+from fedstrata.runtime.start import first_rounds, start_values
 from fedstrata.runtime.world import Carry, Plan, Span, World
 from fedstrata.transport.cohort import Everyone
 from fedstrata.transport.ledger import Ledger, ledger
@@ -83,7 +84,7 @@ class Job(NamedTuple):
             group = self._replace(values=values, x0=x0, keys=keys)
             return jax.block_until_ready(program(group._fixed(first, last, own, groups.seeds_each), carry))
 
-        if first == last or own is not None:  # one thread compiles, the others find it done
+        if first == last:  # one thread compiles, the others find it done
             done = [step(part) for part in parts]
         else:
             with ThreadPoolExecutor(self.threads) as pool:
@@ -125,8 +126,7 @@ class Job(NamedTuple):
         world = self.world
         if isinstance(world.selection, Everyone) or not rounds:
             return rounds
-        algorithm = eqx.combine(jax.tree.map(lambda a: a[0], self.values), self.rest)
-        dtype = jax.tree.map(lambda a: a[0], self.x0).scalar_dtype
+        algorithm, dtype = self._first(), jax.tree.map(lambda a: a[0], self.x0).scalar_dtype
         at = jax.jit(lambda key, round: simulate.cohort_at(world, algorithm, key, round, dtype))
         took = lambda key, r: (c := at(key, jnp.asarray(r, jnp.int32))).ids[c.present]
         each = [np.concatenate([np.asarray(took(key, r)) for r in range(rounds)]) for key in self.keys[: self.seeds]]
@@ -165,6 +165,24 @@ class Job(NamedTuple):
 
     def solutions(self, carry: Carry) -> Vector:
         return _solutions(self.world, self.values, self.rest, carry._replace(local={}), self.seeds)
+
+    def starts_beside(self, round: int) -> Any:
+        """What this round and the next ones start from beside the carry, usually nothing: for a run that resumes.
+
+        Only the first pools outlast a round.
+        """
+        if not round:
+            return self.begin()[2]
+        if not self.rest.merge_at_init or isinstance(self.world.selection, Everyone):
+            return None
+        x0 = jax.tree.map(lambda a: a[0], self.x0)
+        template = jax.eval_shape(lambda x: start_values(self._first(), self.world.problem, x), x0)
+        beside = {field: value for field, value in template._asdict().items() if isinstance(value, Pool)}
+        return self.begin()[2] if round < first_rounds(beside) else None
+
+    def _first(self) -> Any:
+        """The algorithm of the first run."""
+        return eqx.combine(jax.tree.map(lambda a: a[0], self.values), self.rest)
 
     @property
     def keeps_starts(self) -> bool:

@@ -119,8 +119,17 @@ def push_union(union: Pool, own: Pool, ids: Array, present: Array) -> Pool:
     return Pool(jax.tree.map(enter, union.rows, own.rows), client, valid, union.capacity, union.history)
 
 
-def flat_union(union: Pool) -> Pool:
-    """A pool as an algorithm sees it: one axis of rows."""
-    flatten = lambda a: a.reshape((-1, *a.shape[3:]))
-    rows, client, valid = (jax.tree.map(flatten, part) for part in (union.rows, union.client, union.valid))
+def newest(union: Pool) -> Pool:
+    """What the last round pooled."""
+    rows, client, valid = (jax.tree.map(lambda a: a[-1:], part) for part in (union.rows, union.client, union.valid))
+    return Pool(rows, client, valid, union.capacity, union.history)
+
+
+def flat_union(union: Pool, first: Pool | None = None) -> Pool:
+    """A pool as an algorithm sees it: one axis of rows, those of a first pool before the others."""
+    flatten = lambda *parts: jnp.concatenate([a.reshape((-1, *a.shape[3:])) for a in parts])
+    both = (union,) if first is None else (first, union)
+    rows, client, valid = (
+        jax.tree.map(flatten, *(getattr(pool, part) for pool in both)) for part in ("rows", "client", "valid")
+    )
     return Pool(rows, client, valid, union.capacity, union.history)

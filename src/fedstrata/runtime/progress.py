@@ -13,6 +13,7 @@ from fedstrata.runtime.job import Job
 from fedstrata.runtime.processes import agreed
 from fedstrata.runtime.records import Records
 from fedstrata.runtime.result import ENDINGS, Result
+from fedstrata.runtime.start import first_rounds
 from fedstrata.runtime.world import DIVERGED, EXPLODED, RUNNING, Carry
 from fedstrata.transport.cohort import Everyone
 
@@ -27,7 +28,7 @@ class Run:
 
     def __init__(self, job: Job, carry: Carry, records: Records, round: int, own: Any = None, seconds: float = 0.0):
         self.job, self.carry, self.records, self.round = job, carry, records, round
-        self.own, self.seconds = own or None, seconds
+        self.own, self.seconds = own or None, seconds  # own: what the first rounds start from beside the carry
         self.length = 1  # evaluations in the next segment
 
     @classmethod
@@ -38,9 +39,14 @@ class Run:
         return cls(job, carry, records, 0, own)
 
     def compile(self) -> float:
-        """Compile the program without running a round; returns the seconds that took."""
+        """Compile all programs of the run without running a round; returns the seconds that took.
+
+        First rounds that start from more than the carry are a program of their own.
+        """
         began = time.perf_counter()
-        self.carry = jax.block_until_ready(self._advance(self.round, self.round))[0]
+        beside = first_rounds(self.own or {})
+        for own in (self.own, None) if self.own and beside < self.job.rounds else (self.own,):
+            self.carry = jax.block_until_ready(self._advance(self.round, self.round, own))[0]
         return time.perf_counter() - began
 
     def _advance(self, first: int, last: int, own: Any = None) -> Any:
@@ -56,15 +62,15 @@ class Run:
     def segment(self, callbacks: Sequence[Callback] = ()) -> None:
         """Some rounds, to the next evaluation or further; how many changes nothing in the result."""
         job, first = self.job, self.round
-        # A first round that starts client by client is a program of its own.
-        last = min((first // job.every + self.length) * job.every, job.rounds) if self.own is None else 1
+        last = min((first // job.every + self.length) * job.every, job.rounds)
+        last = min(last, first_rounds(self.own)) if self.own else last
         last = min(last, first + max(1, MOST_ROWS // job.rows_a_round()))
-        began, before = time.perf_counter(), None if self.big else self.carry
+        began, before, own = time.perf_counter(), None if self.big else self.carry, self.own
         was_running = np.asarray(self.carry.status) == RUNNING
-        carry, found, samples, took = self._advance(first, last, self.own)
+        carry, found, samples, took = self._advance(first, last, own)
         status = np.asarray(carry.status)  # waits for the segment
         seconds = agreed(time.perf_counter() - began)
-        self.own = None
+        self.own = own if own and last < first_rounds(own) else None
         due = job.due(first, last)
         # Where every run has ended there is nothing more to record, however long this segment was.
         over = np.flatnonzero(np.all(np.asarray(found["status"])[:, : len(due)] != RUNNING, axis=0))
@@ -74,7 +80,7 @@ class Run:
         self.records.segment(due, found, {"samples": samples, "took": took}, self.seconds, seconds)
         self.seconds, self.round = self.seconds + seconds, last
         exploded = was_running & (status == EXPLODED)
-        self.carry = self._rewind(before, carry, first, exploded) if exploded.any() else carry
+        self.carry = self._rewind(before, own, carry, first, exploded) if exploded.any() else carry
         self.length = int(
             np.clip(self.length * SEGMENT_SECONDS / max(seconds, 1e-3), 1, min(2 * self.length, job.plan.records))
         )
@@ -82,7 +88,7 @@ class Run:
             for at, round in enumerate(due, start=len(self.records.rounds) - len(due)):
                 callback(round, {n: v[at] for n, v in self.records.rows.items()})
 
-    def _rewind(self, before: Carry | None, carry: Carry, first: int, exploded: np.ndarray) -> Carry:
+    def _rewind(self, before: Carry | None, own: Any, carry: Carry, first: int, exploded: np.ndarray) -> Carry:
         """Runs whose objective exploded go back to their last good evaluation, by running up to it again.
 
         From the start of the segment, or, where that was not kept or is later, from the very beginning.
@@ -90,17 +96,24 @@ class Run:
         every, bad_rounds = self.job.every, np.asarray(carry.bad_round)
         for bad in np.unique(bad_rounds[exploded]):
             good = (int(bad) - 1) // every * every
-            again, at = (before, first) if before is not None and first <= good else self._restart(good)
-            again = self.job.advance(again, at, good)[0] if good > at else again
+            kept = before is not None and first <= good
+            again = self._again(before, own, first, good) if kept else self._restart(good)
             chosen = exploded & (bad_rounds == bad)
             choose = lambda a, b, chosen=chosen: pick(chosen, a, b)
             shared, local = jax.tree.map(choose, (again.shared, again.local), (carry.shared, carry.local))
             carry = carry._replace(shared=shared, local=local)
         return carry
 
-    def _restart(self, good: int) -> tuple[Carry, int]:
+    def _restart(self, good: int) -> Carry:
         carry, _, own = self.job.begin()
-        return (self.job.advance(carry, 0, 1, own)[0], 1) if own and good else (carry, 0)
+        return self._again(carry, own or None, 0, good)
+
+    def _again(self, carry: Carry, own: Any, first: int, last: int) -> Carry:
+        """The carry after rounds first … last−1."""
+        beside = min(first_rounds(own or {}), last)
+        for part, start, end in ((own, first, beside), (None, max(first, beside), last)):
+            carry = self.job.advance(carry, start, end, part)[0] if start < end else carry
+        return carry
 
     def objective(self) -> float | None:
         """The mean objective of the runs that are still well."""

@@ -52,7 +52,8 @@ def restore(job: Job, store: Checkpoints, config: Mapping[str, Any]) -> Run | No
             "resume it as it was, or start a new run in another folder"
         )
     carry = job.spread(_rebuild(job.shapes(), "carry/", saved.arrays))
-    return Run(job, carry, Records.from_arrays(saved.arrays), saved.round, None, float(saved.arrays["elapsed"]))
+    records, seconds = Records.from_arrays(saved.arrays), float(saved.arrays["elapsed"])
+    return Run(job, carry, records, saved.round, job.starts_beside(saved.round), seconds)
 
 
 def _rebuild(like: Any, prefix: str, arrays: Mapping[str, np.ndarray]) -> Any:

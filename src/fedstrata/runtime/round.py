@@ -29,6 +29,7 @@ class Round(NamedTuple):
     key: PRNGKeyArray  # the run's key for samples
     starts: Mapping[str, Any]  # per-client values of fields that are else received: only in a first round that has them
     noise: PRNGKeyArray | None = None  # the run's key for what hides single clients
+    pools: Mapping[str, Pool] = {}  # those of all clients before round 0, while their history lasts
 
 
 def run_round(this: Round, shared: Any, rows: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -79,7 +80,7 @@ def _exchange(
     """
     setting, cohort, crew = this.setting, this.cohort, this.crew
     own = frozenset(this.starts) if number == 0 else frozenset()
-    received, noise = received_by(plan, shared, own), None
+    received, noise = received_by(plan, shared, this.pools, own), None
     if setting.privacy is not None and this.noise is not None:
         reference = told(reference, received)
         noise = noise_key(this.noise, cohort.clock.round, number, repetition)
@@ -97,10 +98,15 @@ def _exchange(
     return after, {f: done[f] for f in kept(type(shared))}, reference
 
 
-def received_by(plan: Exchange, shared: Any, own: frozenset[str] = frozenset()) -> dict[str, Any]:
-    """What every client gets at the start of an exchange; nothing of fields that it has a start of its own for."""
+def received_by(
+    plan: Exchange, shared: Any, first: Mapping[str, Pool], own: frozenset[str] = frozenset()
+) -> dict[str, Any]:
+    """What every client gets at the start of an exchange; nothing of fields that it has a start of its own for.
+
+    first: the pools of all clients before round 0, while their history lasts.
+    """
     values = {f: part(shared, f) for f in plan.receives if field_of(f) not in own}
-    return {f: flat_union(v) if isinstance(v, Pool) else v for f, v in values.items()}
+    return {f: flat_union(v, first.get(f)) if isinstance(v, Pool) else v for f, v in values.items()}
 
 
 def server_part(

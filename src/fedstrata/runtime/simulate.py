@@ -4,6 +4,7 @@ The loop's bounds are traced, so a segment of any length is the same executable:
 never changes a bit of its result. A run that diverges or stops early is frozen in place, at the cost of the cohort.
 """
 
+import dataclasses
 from functools import partial
 from typing import Any
 
@@ -58,6 +59,12 @@ def _cohort_at(world: World, algorithm: Algorithm, key: PRNGKeyArray, round: Arr
     return Cohort(clock, jnp.maximum(ids, 0), present, weights, fold_in(now, 1), world.clients, share)
 
 
+def everyone_at(world: World, algorithm: Algorithm, key: PRNGKeyArray, dtype: Any) -> Cohort:
+    """All clients, who send their starts before round 0."""
+    whole = dataclasses.replace(world, selection=Everyone())
+    return cohort_at(whole, algorithm, key, jnp.array(0, jnp.int32), dtype)
+
+
 def crew_at(world: World, cohort: Cohort) -> Crew:
     """Who is worked on for a cohort, and where."""
     if world.streamed:
@@ -69,34 +76,32 @@ def crew_at(world: World, cohort: Cohort) -> Crew:
 def begin(
     world: World, algorithm: Algorithm, plan: Plan, x0: Vector, key: PRNGKeyArray
 ) -> tuple[Carry, Any, starting.Start]:
-    """The state before round 0, its evaluation, and how the first cohort starts.
-
-    Of a streamed world, `flat` has the first cohort's data, and the local fields are begun elsewhere.
-    """
-    setting = setting_of(world, algorithm, plan, x0)
-    cohort = cohort_at(world, algorithm, key, jnp.array(0, jnp.int32), x0.scalar_dtype)
-    noise = noise_at(world, key)
-    noise = None if noise is None else noise_key(noise, -1, 0, 0)
-    start = starting.begin(setting, domain(key, "start"), cohort, crew_at(world, cohort), noise)
-    if world.streamed:
-        local = {}
+    """The state before round 0, its evaluation, and how the first rounds start."""
+    setting, key_of_starts = setting_of(world, algorithm, plan, x0), domain(key, "start")
+    if algorithm.merge_at_init:
+        everyone, size = everyone_at(world, algorithm, key, x0.scalar_dtype), world.selection.size(world.clients)
+        crew = crew_of(everyone, True, True, world.spread)
+        start = starting.begin_merged(setting, key_of_starts, everyone, crew, size, start_noise(world, key))
     else:
-        local = starting.begin_local(setting, domain(key, "start"), world.clients, world.spread, start.merged)
+        cohort = cohort_at(world, algorithm, key, jnp.array(0, jnp.int32), x0.scalar_dtype)
+        start = starting.begin_apart(setting, key_of_starts, cohort, crew_at(world, cohort))
+    local = starting.begin_local(setting, key_of_starts, world.clients, world.spread, start.merged)
     x, found = measure(world, algorithm, plan, start.shared, local)
-    none, fields = jnp.array(-1, jnp.int32), jnp.zeros((len(start.shared._fields),), bool)
-    carry = Carry(
-        start.shared,
-        local,
-        jnp.array(RUNNING, jnp.int32),
-        none,
-        fields,
-        found["objective"],
-        jnp.array(-jnp.inf, found["objective"].dtype),
-        x if plan.select else None,
-        none,
-        none,
-    )
+    carry = first_carry(plan, start.shared, local, x, found["objective"])
     return (*_everywhere(world, judge(plan, carry, x, found, jnp.array(0, jnp.int32)), found), start)
+
+
+def start_noise(world: World, key: PRNGKeyArray) -> PRNGKeyArray | None:
+    """The key of the noise on what is merged before round 0, where clients are private."""
+    noise = noise_at(world, key)
+    return None if noise is None else noise_key(noise, -1, 0, 0)
+
+
+def first_carry(plan: Plan, shared: Any, local: dict[str, Any], x: Vector, objective: Array) -> Carry:
+    """What a run remembers before anything has happened; x: its solution, of which this is the objective."""
+    none, fields = jnp.array(-1, jnp.int32), jnp.zeros((len(shared._fields),), bool)
+    running, worst = jnp.array(RUNNING, jnp.int32), jnp.array(-jnp.inf, objective.dtype)
+    return Carry(shared, local, running, none, fields, objective, worst, x if plan.select else None, none, none)
 
 
 def one_round(
@@ -123,7 +128,9 @@ def one_cohort(
 ) -> tuple[Carry, dict[str, Any], Array, Array]:
     """A round of a cohort, given and returning the rows of its Local fields."""
     setting, crew, round = setting_of(world, algorithm, plan, x0), crew_at(world, cohort), cohort.clock.round
-    this = Round(setting, cohort, crew, domain(key, "sample"), own or {}, noise_at(world, key))
+    pools = {field: value for field, value in (own or {}).items() if isinstance(value, Pool)}
+    starts = {field: value for field, value in (own or {}).items() if field not in pools}
+    this = Round(setting, cohort, crew, domain(key, "sample"), starts, noise_at(world, key), pools)
     shared, new_rows = run_round(this, carry.shared, rows)
     new_rows = crew.settled(new_rows, rows)
     finite = jnp.array([_finite(getattr(shared, f)) & _finite(new_rows.get(f)) for f in shared._fields])

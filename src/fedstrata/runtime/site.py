@@ -19,7 +19,7 @@ from fedstrata.runtime import question
 from fedstrata.runtime import start as starting
 from fedstrata.runtime.layout import local_fields, window
 from fedstrata.runtime.local import Setting, client_part, kept, member_of
-from fedstrata.runtime.simulate import cohort_at, setting_of
+from fedstrata.runtime.simulate import cohort_at, everyone_at, setting_of
 from fedstrata.runtime.world import Plan, World
 from fedstrata.transport.codec import from_named_arrays
 from fedstrata.transport.ledger import exchanges
@@ -110,8 +110,6 @@ class Site:
             return arrays
         summed, rows = split(type(self.view), arrays)
         weights = weights_at(self.terms, call.stage.round)
-        if self.number not in weights:  # it only begins, and nobody sums what it began with
-            return {**rows, **{name: np.zeros(a.shape, np.uint64) for name, a in summed.items()}}
         own = {name: weights[self.number] * a.astype(np.float64) for name, a in summed.items()}
         return {**rows, **self.secure.conceal(call.stage, digest(call), list(weights), own)}
 
@@ -182,9 +180,9 @@ def check_secure(terms: Terms, secure: SecureSum | None) -> None:
 
 
 def weights_at(terms: Terms, round: int) -> dict[int, float]:
-    """The weight of every client of a round, by its number; before round 0, of those of round 0."""
+    """The weight of every client of a round, by its number; before round 0, of all clients."""
     known = terms._replace(run="", world=dataclasses.replace(terms.world, flat={}))  # one program for all
-    cohort = _cohort(known, _whole(max(round, 0)))
+    cohort = _everyone(known) if round < 0 else _cohort(known, _whole(round))
     slots = zip(np.asarray(cohort.ids), np.asarray(cohort.present), np.asarray(cohort.weights), strict=True)
     return {int(i): float(w) for i, here, w in slots if here}
 
@@ -192,6 +190,11 @@ def weights_at(terms: Terms, round: int) -> dict[int, float]:
 @eqx.filter_jit
 def _cohort(terms: Terms, round: Array) -> Cohort:
     return cohort_at(terms.world, terms.algorithm, terms.key, round, terms.x0.scalar_dtype)
+
+
+@eqx.filter_jit
+def _everyone(terms: Terms) -> Cohort:
+    return everyone_at(terms.world, terms.algorithm, terms.key, terms.x0.scalar_dtype)
 
 
 def _by_name(reference: Any) -> dict[str, Any]:

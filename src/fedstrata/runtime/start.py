@@ -13,7 +13,7 @@ from fedstrata.clock import Clock
 from fedstrata.memory import Pool
 from fedstrata.placement import select
 from fedstrata.runtime.crew import Crew, over_clients, read_local, write_local
-from fedstrata.runtime.layout import Flat, empty_union, local_fields, stack_local, window
+from fedstrata.runtime.layout import Flat, empty_union, local_fields, newest, stack_local, window
 from fedstrata.runtime.local import Member, Setting, member_of, own_start
 from fedstrata.runtime.mesh import Spread
 from fedstrata.runtime.round import merge, merged_of
@@ -26,26 +26,58 @@ CHUNK = 256  # clients whose `init_client` runs at a time over a large federatio
 
 class Start(NamedTuple):
     shared: Any  # the server's state
-    own: dict[str, Any]  # fields that the first cohort starts from client by client, stacked; usually none
+    own: dict[str, Any]  # what the first rounds start from beside it, usually nothing: see `first_rounds`
     merged: dict[str, Any] | None = None  # what clients know of each other's starts when their own fields begin
 
 
-def begin(setting: Setting, key: PRNGKeyArray, cohort: Cohort, crew: Crew, noise: PRNGKeyArray | None = None) -> Start:
-    """The server's state before round 0. `key` is the run's key for starts; `setting.flat` has the cohort's data.
+def begin_apart(setting: Setting, key: PRNGKeyArray, cohort: Cohort, crew: Crew) -> Start:
+    """The server's state before round 0 where nothing is merged then, and what the first cohort starts from.
+
+    `key` is the run's key for starts; `setting.flat` has the cohort's data.
+    """
+    fields = own_fields(setting, key)
+    own = starts_of(setting, key, crew, setting.execution, fields, init_one) if fields else {}
+    return Start(blank(setting, cohort.ids.shape[0]), own)
+
+
+def begin_merged(
+    setting: Setting,
+    key: PRNGKeyArray,
+    everyone: Cohort,
+    crew: Crew,
+    size: int,
+    noise: PRNGKeyArray | None = None,
+) -> Start:
+    """The same where the starts of all clients are merged before round 0; `size`: of a round's cohort.
 
     noise: the key of the noise on what is merged, if clients are private.
     """
-    algorithm, shared = setting.algorithm, blank(setting, cohort.ids.shape[0])
-    each = partial(_each, setting, key, crew, setting.execution)
-    if not algorithm.merge_at_init:
-        fields = own_fields(setting, key)
-        return Start(shared, each(fields, init_one) if fields else {})
-    merged = merge_starts(setting, shared, each(sent_at_start(setting), sent_one), cohort, crew, noise)
-    if not starts_twice(algorithm):
-        return Start(merged, {})
+    execution = setting.execution if size == everyone.ids.shape[0] else min(CHUNK, crew.ids.shape[0])
+    each = partial(starts_of, setting, key, crew, execution)
+    empty = blank(setting, everyone.ids.shape[0])
+    merged = merge_starts(setting, empty, each(sent_at_start(setting), sent_one), everyone, crew, noise)
+    if not starts_twice(setting.algorithm):
+        return narrowed(setting, merged, everyone, size)
     known = received_at_start(merged)
     pooled = each(pools(setting), start_one, known)
-    return Start(pool_again(setting, shared, merged, pooled, cohort, crew), {}, known)
+    return narrowed(setting, pool_again(setting, empty, merged, pooled, everyone, crew), everyone, size, known)
+
+
+def narrowed(setting: Setting, merged: Any, everyone: Cohort, size: int, known: dict[str, Any] | None = None) -> Start:
+    """The server's state after the starts of all clients were merged, with room for the rows of one cohort.
+
+    Where a cohort is not everyone, the first pools stand beside the state until their history has passed.
+    """
+    if size == everyone.ids.shape[0]:
+        return Start(merged, {}, known)
+    rows = select(type(merged), lambda p: p.held == "by cohort")
+    empty, first = blank(setting, size), {f: newest(getattr(merged, f)) for f in pools(setting)}
+    return Start(merged._replace(**{f: getattr(empty, f) for f in rows}), first, known)
+
+
+def first_rounds(own: dict[str, Any]) -> int:
+    """How many rounds have a start beside the server's state: the history of a first pool, else the first one."""
+    return max((value.history for value in own.values() if isinstance(value, Pool)), default=1) if own else 0
 
 
 def blank(setting: Setting, size: int) -> Any:
@@ -67,7 +99,7 @@ def merge_starts(
     noise: PRNGKeyArray | None = None,
     known: dict[str, Any] | None = None,
 ) -> Any:
-    """The server's state after the first cohort has sent its starts; `noise` and `known` as in `server_part`."""
+    """The server's state after all clients have sent their starts; `noise` and `known` as in `server_part`."""
     algorithm = setting.algorithm
     merged = merged_of(setting, sent_at_start(setting), shared, first, cohort, crew, noise, known)
     now = at_time(algorithm, Clock.at(0, steps_of(algorithm)), setting.dtype)
@@ -86,7 +118,7 @@ def pools(setting: Setting) -> tuple[str, ...]:
 
 
 def sent_at_start(setting: Setting) -> tuple[str, ...]:
-    """What the first cohort sends before round 0, if anything is merged then."""
+    """What clients send before round 0, if anything is merged then."""
     return select(type(setting.template), lambda p: p.up) if setting.algorithm.merge_at_init else ()
 
 
@@ -128,11 +160,11 @@ def starts_differ(algorithm: Algorithm) -> bool:
 def local_rows(setting: Setting, key: PRNGKeyArray, crew: Crew, execution: Any, merged: Any) -> dict[str, Any]:
     """How the Local fields of these clients begin, stacked."""
     fields = local_fields(type(setting.template))
-    each = partial(_each, setting, key, crew, execution, fields)
+    each = partial(starts_of, setting, key, crew, execution, fields)
     return each(init_one) if merged is None else each(start_one, merged)
 
 
-def _each(
+def starts_of(
     setting: Setting, key: PRNGKeyArray, crew: Crew, execution: Any, wanted: Any, function: Callable, *given: Any
 ) -> dict[str, Any]:
     """Some fields of function(setting, member, *given) for every slot, stacked."""

@@ -5,7 +5,6 @@ takes part is drawn from the seed. So data and local fields of the next cohort a
 miss what the round under way changes; the program takes those rows from that round's result, which is on the device.
 """
 
-import dataclasses
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -17,16 +16,15 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from fedstrata.clock import domain
 from fedstrata.runtime import simulate
 from fedstrata.runtime import start as starting
-from fedstrata.runtime.crew import Crew
+from fedstrata.runtime import streamed_start as starts
 from fedstrata.runtime.evaluate import measure, record_of
 from fedstrata.runtime.host import HostLocal, HostSplit
 from fedstrata.runtime.job import Job
-from fedstrata.runtime.layout import Flat, local_fields
+from fedstrata.runtime.layout import Flat
 from fedstrata.runtime.runs import over_runs
-from fedstrata.runtime.world import Carry, World
+from fedstrata.runtime.world import Carry
 from fedstrata.vector import Vector
 
 BEGIN = 1024  # clients whose own fields are begun at a time
@@ -54,23 +52,45 @@ class Streamed(Job):
         return False
 
     def begin(self) -> tuple[Carry, dict[str, Array], Any]:
-        ids = self._cohorts(0, 1)[:, 0]
-        carry, found, start = _begin(self._parts(), self._flat(ids))
-        return carry._replace(local=self._begin_local(start)), found, start.own
+        if self.rest.merge_at_init:
+            start = self._begin_merged()
+        else:
+            start = starts.begin_apart(self._parts(), self._flat(self._cohorts(0, 1)[:, 0]))
+        carry, found = _measure(self._parts(), starts.first_carry(self._parts(), start.shared), jnp.array(0, jnp.int32))
+        carry = carry._replace(first=found["objective"], local=self._begin_local(start))
+        return carry, found, start.own
+
+    def _everyone(self) -> Iterator[tuple[np.ndarray, Flat]]:
+        """All clients, some at a time: their ids, −1 beyond the last, and their data."""
+        size = min(BEGIN, self.world.clients)
+        room = {name: split.room(size) for name, split in self.splits.items()}
+        for first in range(0, self.world.clients, size):
+            ids = np.arange(first, first + size)
+            ids = np.where(ids < self.world.clients, ids, -1)
+            yield ids, {name: split.of(ids, room[name]) for name, split in self.splits.items()}
+
+    def _begin_merged(self) -> starting.Start:
+        """The start where those of all clients are merged: means are summed up, and rows laid side by side."""
+        parts = self._parts()
+        sent = [starts.sent(parts, flat, jnp.asarray(ids, jnp.int32)) for ids, flat in self._everyone()]
+        means = jax.tree.map(lambda *sums: sum(sums[1:], start=sums[0]), *[s[0] for s in sent])
+        merged = starts.merge_starts(parts, self._side_by_side([s[1] for s in sent]), means)
+        if not starting.starts_twice(self.rest):
+            return starts.narrowed(parts, merged, None, None)
+        known = starts.received(parts, merged)
+        rows = [starts.pooled(parts, flat, jnp.asarray(ids, jnp.int32), known) for ids, flat in self._everyone()]
+        return starts.narrowed(parts, merged, self._side_by_side(rows), known)
+
+    def _side_by_side(self, rows: list[Any]) -> Any:
+        return jax.tree.map(lambda *some: jnp.concatenate(some, axis=1)[:, : self.world.clients], *rows)
 
     def _begin_local(self, start: starting.Start) -> dict[str, Any]:
         """The Local fields of all clients, some at a time."""
-        template, differ = _template(self._parts()), starting.starts_differ(self.rest)
+        template, differ = starts.template(self._parts()), starting.starts_differ(self.rest)
         local = HostLocal.filled(template, self.runs, self.world.clients, self.splits)
-        if template and differ:
-            size = min(BEGIN, self.world.clients)
-            room = {name: split.room(size) for name, split in self.splits.items()}
-            for first in range(0, self.world.clients, size):
-                ids = np.arange(first, first + size)
-                ids = np.where(ids < self.world.clients, ids, -1)
-                flat = {name: split.of(ids, room[name]) for name, split in self.splits.items()}
-                rows = _begin_rows(self._parts(), flat, jnp.asarray(np.maximum(ids, 0), jnp.int32), start.merged)
-                local.write(np.broadcast_to(ids, (self.runs, size)), rows)
+        for ids, flat in self._everyone() if template and differ else ():
+            rows = starts.local_rows(self._parts(), flat, jnp.asarray(ids, jnp.int32), start.merged)
+            local.write(np.broadcast_to(ids, (self.runs, ids.size)), rows)
         return local.fields
 
     def advance(
@@ -87,7 +107,8 @@ class Streamed(Job):
             if len(under_way) == 2:  # no more, or what they were fed would fill the device
                 under_way.pop(0).block_until_ready()
             given = (jnp.asarray(round, jnp.int32), carry, feed.rows, feed.rows if before is None else before)
-            done, rows, *more = _round(self._parts(), feed.flat, *given, feed.again, own if round == 0 else None)
+            beside = own if round < starting.first_rounds(own or {}) else None
+            done, rows, *more = _round(self._parts(), feed.flat, *given, feed.again, beside)
             if first == last:  # compiled, and that was all
                 jax.block_until_ready(done)
                 break
@@ -146,9 +167,8 @@ class Streamed(Job):
         return self.world, self.plan, self.values, self.rest, self.x0, self.keys, self.seeds
 
     def shapes(self) -> Carry:
-        ids = self._cohorts(0, 1)[:, 0]
-        carry = jax.eval_shape(lambda: _begin(self._parts(), self._flat(ids))[0])
-        return carry._replace(local=HostLocal.shapes(_template(self._parts()), self.world.clients, self.splits))
+        carry = jax.eval_shape(lambda: starts.first_carry(self._parts(), starts.blank(self._parts())))
+        return carry._replace(local=HostLocal.shapes(starts.template(self._parts()), self.world.clients, self.splits))
 
     def scratch_bytes(self, carry: Carry) -> int:
         analysis = self._compiled(carry).memory_analysis()
@@ -185,43 +205,6 @@ def seats(ids: np.ndarray, before: np.ndarray) -> np.ndarray:
     return out
 
 
-def _with(world: World, flat: Flat) -> World:
-    return dataclasses.replace(world, flat=flat)
-
-
-@eqx.filter_jit
-def _begin(parts: tuple, flat: Flat) -> tuple[Carry, dict[str, Array], starting.Start]:
-    world, plan, values, rest, x0, keys, seeds = parts
-    one = lambda v, flat, x, k: simulate.begin(_with(world, flat), eqx.combine(v, rest), plan, x, k)
-    return over_runs(one, seeds, values, (flat, x0, keys))
-
-
-@eqx.filter_jit
-def _template(parts: tuple) -> dict[str, Any]:
-    """How one client's Local fields begin, for every run."""
-    world, _, values, rest, x0, _, seeds = parts
-
-    def one(v: Any, x: Vector) -> dict[str, Any]:
-        template = starting.start_values(eqx.combine(v, rest), world.problem, x)
-        return {f: getattr(template, f) for f in local_fields(type(template))}
-
-    return over_runs(one, seeds, values, (x0,))
-
-
-@eqx.filter_jit
-def _begin_rows(parts: tuple, flat: Flat, ids: Array, merged: Any) -> dict[str, Any]:
-    """How the Local fields of these clients begin, whose data are given."""
-    world, plan, values, rest, x0, keys, seeds = parts
-    seats, here = jnp.arange(ids.shape[0], dtype=jnp.int32), jnp.ones(ids.shape, bool)
-    crew = Crew(ids, here, here.astype(float), False, True, seats=seats)
-
-    def one(v: Any, x: Vector, key: Array, merged: Any) -> dict[str, Any]:
-        setting = simulate.setting_of(_with(world, flat), eqx.combine(v, rest), plan, x)
-        return starting.local_rows(setting, domain(key, "start"), crew, min(starting.CHUNK, ids.shape[0]), merged)
-
-    return over_runs(one, seeds, values, (x0, keys), (merged,))
-
-
 @eqx.filter_jit
 def _cohorts(parts: tuple, rounds: Array) -> Array:
     world, _, values, rest, x0, keys, seeds = parts
@@ -245,7 +228,7 @@ def _round(
     def one(
         v: Any, flat: Flat, x: Vector, key: Array, again: Array, carry: Carry, rows: Any, before: Any, own: Any
     ) -> Any:
-        here, algorithm = _with(world, flat), eqx.combine(v, rest)
+        here, algorithm = starts.with_data(world, flat), eqx.combine(v, rest)
         newer = lambda a: (again >= 0).reshape((-1,) + (1,) * (a.ndim - 1))
         rows = jax.tree.map(lambda a, b: jnp.where(newer(a), b[jnp.maximum(again, 0)], a), rows, before)
         cohort = simulate.cohort_at(here, algorithm, key, round, x.scalar_dtype)

@@ -29,8 +29,8 @@ class FedMinMax(Algorithm):
     convex. With one group it is FedSGD. Run it with `weights="size"`, which is the rule above; with uniform weights it
     solves the same problem for data in which every client counts the same. Every step is a round. Beside the model a
     client reveals to the server, once, its group counts (group_shares, as fractions of its examples), and in every
-    round its loss in each group (risks); all clients learn w, and with it how the groups fare. Under partial
-    participation ρ is that of the first cohort, and a group which nobody in it has is ignored for good. Written from
+    round its loss in each group (risks); all clients learn w, and with it how the groups fare. ρ is that of
+    all clients, who send their counts before round 0, also under partial participation. Written from
     memory of the paper and third parties' code; li2022, which compares with it, does not say which iterate it reports.
 
     >>> FedMinMax(step_size=0.1).weight_step_size
