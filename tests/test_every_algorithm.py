@@ -109,6 +109,11 @@ def test_the_order_of_clients_changes_nothing(case):
         assert_close(of_clients(value, order), of_clients(mixed.local[field], None))
 
 
+def pool_rounds(algorithm):
+    """How many rounds the pool of all clients lasts."""
+    return getattr(algorithm, "history", 0)
+
+
 def test_the_ledger_counts_the_encoded_messages(case, swept):
     (options, result), algorithm = swept, case.algorithm
     cohort = options["cohort"]
@@ -125,7 +130,8 @@ def test_the_ledger_counts_the_encoded_messages(case, swept):
         down += phase.repeat * sum(payload_bytes(message({f: v})) for f, vs in union.items() for v in vs)
     assert (result.ledger.up, result.ledger.down) == (up, down)
     assert np.all(result.history.last("bytes_up") == up * cohort * ROUNDS)
-    assert np.all(result.history.last("bytes_down") == result.ledger.total("down", rejoining=True) * cohort * ROUNDS)
+    each, more = result.ledger.total("down", rejoining=True), result.ledger.more_at_first * pool_rounds(algorithm)
+    assert np.all(result.history.last("bytes_down") == (each * ROUNDS + more) * cohort)
 
 
 def _placed(state, plan):
@@ -226,7 +232,12 @@ def test_sites_that_only_exchange_letters_follow_the_simulation(case, swept):
             mine = jax.tree.map(lambda a, b: a[: b.shape[1]], held[field].rows, theirs) if rows else held[field]
             assert_close(mine, jax.tree.map(lambda a, row=rows: a[0] if row else a[0, 0], theirs), rtol=1e-12)
     assert traffic.up == simulated.ledger.up * 3 * rounds
-    assert traffic.down == simulated.ledger.total("down", rejoining=True) * 3 * rounds
+    each, first = (
+        simulated.ledger.total("down", rejoining=True),
+        simulated.ledger.more_at_first * pool_rounds(case.algorithm),
+    )
+    assert traffic.down == each * 3 * rounds + first * 3
+    assert (simulated.history.last("bytes_down") == traffic.down).all()
 
 
 # One of each kind of state: chunks are cut below what an algorithm can see.

@@ -293,4 +293,4 @@ def ledger_of(world: World, algorithm: Algorithm, x0: Vector) -> Ledger:
     if algorithm.centralised:
         return Ledger(())
     template = jax.eval_shape(lambda x: start_values(algorithm, world.problem, x), x0)
-    return ledger(algorithm, world.problem, template, world.selection.size(world.clients))
+    return ledger(algorithm, world.problem, template, world.selection.size(world.clients), world.clients)

@@ -126,10 +126,13 @@ def newest(union: Pool) -> Pool:
 
 
 def flat_union(union: Pool, first: Pool | None = None) -> Pool:
-    """A pool as an algorithm sees it: one axis of rows, those of a first pool before the others."""
-    flatten = lambda *parts: jnp.concatenate([a.reshape((-1, *a.shape[3:])) for a in parts])
-    both = (union,) if first is None else (first, union)
-    rows, client, valid = (
-        jax.tree.map(flatten, *(getattr(pool, part) for pool in both)) for part in ("rows", "client", "valid")
-    )
+    """A pool as an algorithm sees it: one axis of rows.
+
+    first: the pool of all clients, in the place of the oldest round, which is empty while that pool lasts.
+    """
+    flatten = lambda a: a.reshape((-1, *a.shape[3:]))
+    join = lambda a, b: jnp.concatenate([flatten(a), flatten(b[1:])])
+    parts = lambda pool: (pool.rows, pool.client, pool.valid)
+    flat = jax.tree.map(flatten, parts(union)) if first is None else jax.tree.map(join, parts(first), parts(union))
+    rows, client, valid = flat
     return Pool(rows, client, valid, union.capacity, union.history)

@@ -73,8 +73,9 @@ def full_data(
 
 def weighing(problem: Problem | None, federation: Federation, weights: Weights, name: str) -> np.ndarray:
     """How clients weigh in a split: as in the merge, if the problem draws from it; else by their rows there."""
-    drawn = problem is not None and weights == "size" and name in problem.streams.values()
-    return sizes_of(federation, weights, problem.size_split if drawn and not problem.weighs_clients else name)
+    if problem is None or weights == "uniform" or problem.weighs_clients or name not in problem.streams.values():
+        return sizes_of(federation, weights, name)
+    return sizes_of(federation, weights, problem.size_split)
 
 
 def flat_split(split: Split) -> FlatSplit:

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedstrata.memory import Pool
 from fedstrata.placement import Hidden
 from fedstrata.runtime.job import Job
 from fedstrata.runtime.processes import agreed
@@ -77,7 +78,8 @@ class Run:
         if due and over.size:
             due = due[: over[0] + 1]
             last = due[-1]
-        self.records.segment(due, found, {"samples": samples, "took": took}, self.seconds, seconds)
+        early = own is not None and any(isinstance(value, Pool) for value in own.values())
+        self.records.segment(due, found, {"samples": samples, "took": took}, self.seconds, seconds, early)
         self.seconds, self.round = self.seconds + seconds, last
         exploded = was_running & (status == EXPLODED)
         self.carry = self._rewind(before, own, carry, first, exploded) if exploded.any() else carry
@@ -96,8 +98,7 @@ class Run:
         every, bad_rounds = self.job.every, np.asarray(carry.bad_round)
         for bad in np.unique(bad_rounds[exploded]):
             good = (int(bad) - 1) // every * every
-            kept = before is not None and first <= good
-            again = self._again(before, own, first, good) if kept else self._restart(good)
+            again = self._restart(good) if before is None or good < first else self._again(before, own, first, good)
             chosen = exploded & (bad_rounds == bad)
             choose = lambda a, b, chosen=chosen: pick(chosen, a, b)
             shared, local = jax.tree.map(choose, (again.shared, again.local), (carry.shared, carry.local))

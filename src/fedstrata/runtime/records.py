@@ -19,23 +19,35 @@ class Records:
         self.seconds: list[float] = []
         self.rows: dict[str, list[np.ndarray]] = {}
         self.totals = {name: np.zeros((), np.int64) for name in COUNTS}  # at the end of the last segment
+        self.early = np.zeros((), np.int64)  # clients that took part while the pool of all clients lasted
 
     def start(self, found: Mapping[str, Any]) -> None:
         """Round 0: the start values."""
         runs = np.shape(found["objective"])[0]
         self.totals = {name: np.zeros((runs,), np.int64) for name in COUNTS}
+        self.early = self.totals["took"]
         running = np.zeros((runs,), np.int32)
         self._add(0, 0.0, {**{n: np.asarray(v) for n, v in found.items()}, **self.totals, "status": running})
 
     def segment(
-        self, rounds: list[int], found: Mapping[str, Any], totals: Mapping[str, Any], began: float, took: float
+        self,
+        rounds: list[int],
+        found: Mapping[str, Any],
+        totals: Mapping[str, Any],
+        began: float,
+        took: float,
+        early: bool = False,
     ) -> None:
-        """What a segment recorded at these rounds; wall-clock time is shared out evenly over it."""
+        """What a segment recorded at these rounds; wall-clock time is shared out evenly over it.
+
+        early: the pool of all clients lasted throughout.
+        """
         for at, round in enumerate(rounds):
             row = {n: np.asarray(v)[:, at] for n, v in found.items()}
             row |= {n: self.totals[n] + row[n].astype(np.int64) for n in COUNTS}
             self._add(round, began + took * (at + 1) / len(rounds), row)
         self.totals = {n: self.totals[n] + np.asarray(totals[n], np.int64) for n in COUNTS}
+        self.early = self.totals["took"] if early else self.early
 
     def _add(self, round: int, seconds: float, row: Mapping[str, np.ndarray]) -> None:
         self.rounds.append(round)
@@ -55,7 +67,8 @@ class Records:
         per_client = {n: wide.pop(n) for n in [n for n in wide if n.startswith("client/")]}
         up, down = ledger.total("up"), ledger.total("down", rejoining)
         columns = {"round": everywhere(self.rounds), **wide}
-        columns |= {"bytes_up": took * up, "bytes_down": took * down, "seconds": everywhere(self.seconds)}
+        more = np.minimum(took, self.early.reshape((*shape, 1))) * ledger.more_at_first
+        columns |= {"bytes_up": took * up, "bytes_down": took * down + more, "seconds": everywhere(self.seconds)}
         return History(axes, columns, per_client)
 
     def arrays(self) -> dict[str, np.ndarray]:
@@ -63,7 +76,7 @@ class Records:
         out = {f"row/{n}": np.stack(v) for n, v in self.rows.items()} | {
             f"total/{n}": v for n, v in self.totals.items()
         }
-        return out | {"rounds": np.asarray(self.rounds), "seconds": np.asarray(self.seconds)}
+        return out | {"rounds": np.asarray(self.rounds), "seconds": np.asarray(self.seconds), "early": self.early}
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> "Records":
@@ -71,4 +84,5 @@ class Records:
         self.rounds, self.seconds = arrays["rounds"].tolist(), arrays["seconds"].tolist()
         self.rows = {n[4:]: list(v) for n, v in arrays.items() if n.startswith("row/")}
         self.totals = {n[6:]: v for n, v in arrays.items() if n.startswith("total/")}
+        self.early = arrays.get("early", np.zeros_like(self.totals["took"]))  # older checkpoints had no such pool
         return self

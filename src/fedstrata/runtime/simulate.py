@@ -49,7 +49,7 @@ def _cohort_at(world: World, algorithm: Algorithm, key: PRNGKeyArray, round: Arr
     ids = world.selection.draw(now, round, world.clients)
     clock = Clock.at(round, steps_of(algorithm), steps_of(algorithm) - 1)
     present = jnp.ones(ids.shape, bool) if world.selection.full else ids >= 0
-    if world.counts is None:
+    if world.counts is None or world.total is None:
         weights, share = present.astype(dtype), present.sum() / world.clients
     else:
         weights = jnp.where(present, world.counts[jnp.maximum(ids, 0)].astype(dtype), 0)

@@ -1,6 +1,6 @@
 """How a run begins: the server's state, per-client starts of the first cohort, and every client's own fields."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -75,7 +75,7 @@ def narrowed(setting: Setting, merged: Any, everyone: Cohort, size: int, known: 
     return Start(merged._replace(**{f: getattr(empty, f) for f in rows}), first, known)
 
 
-def first_rounds(own: dict[str, Any]) -> int:
+def first_rounds(own: Mapping[str, Any]) -> int:
     """How many rounds have a start beside the server's state: the history of a first pool, else the first one."""
     return max((value.history for value in own.values() if isinstance(value, Pool)), default=1) if own else 0
 

@@ -32,6 +32,7 @@ class Entry(NamedTuple):
     bytes: int
     repeat: int = 1
     rejoining: int | None = None  # bytes for a client that missed rounds, where that is more
+    more_at_first: int = 0  # bytes more while the pool of all clients lasts, which a cohort's pool then replaces
 
 
 class Ledger(NamedTuple):
@@ -41,6 +42,11 @@ class Ledger(NamedTuple):
         """Bytes per client and round in one direction."""
         size = lambda e: e.rejoining if rejoining and e.rejoining is not None else e.bytes
         return sum(size(e) * e.repeat for e in self.entries if e.direction == direction)
+
+    @property
+    def more_at_first(self) -> int:
+        """Bytes that a client receives beyond `total` in each round whose pool is of all clients, not of a cohort."""
+        return sum(e.more_at_first * e.repeat for e in self.entries)
 
     @property
     def up(self) -> int:
@@ -105,8 +111,11 @@ def _check_parts(algorithm: Algorithm, paths: Sequence[str], template: Any) -> N
             raise ValueError(f"{type(algorithm).__name__}: the field {field!r} {what}")
 
 
-def ledger(algorithm: Algorithm, problem: Any, template: Any, cohort: int) -> Ledger:
-    """What one client sends and receives in a round; `template` is the state of `init_server`, shapes only."""
+def ledger(algorithm: Algorithm, problem: Any, template: Any, cohort: int, clients: int | None = None) -> Ledger:
+    """What one client sends and receives in a round; `template` is the state of `init_server`, shapes only.
+
+    clients: in the whole federation (None: no more than in a cohort).
+    """
     places, entries = placements(type(algorithm).State), []
     phases = algorithm.phases(problem)
     _check_parts(algorithm, [path for e in exchanges(algorithm, phases) for path in (*e.sends, *e.receives)], template)
@@ -116,7 +125,8 @@ def ledger(algorithm: Algorithm, problem: Any, template: Any, cohort: int) -> Le
             pooled = isinstance(value, Pool)
             size = nbytes(value) * (cohort if pooled else 1)
             late = size * value.history if pooled and value.history > 1 else None
-            entries.append(Entry(number, path, kind, "down", size, phase.repeat, late))
+            absent = (clients or cohort) - cohort if pooled and algorithm.merge_at_init else 0
+            entries.append(Entry(number, path, kind, "down", size, phase.repeat, late, nbytes(value) * absent))
         for path in exchange.sends:
             kind = places[field_of(path)].name
             entries.append(Entry(number, path, kind, "up", nbytes(part(template, path)), phase.repeat))
