@@ -9,10 +9,14 @@ import pytest
 
 import fedstrata as fs
 from fedstrata import experiments
-from fedstrata.experiments import Experiment, get
+from fedstrata.directions import column
+from fedstrata.experiments import Experiment, get, sparse_logistic
 from fedstrata.experiments.least_squares import optimum
 from fedstrata.experiments.picture import picture
+from fedstrata.experiments.robust import missing
 from fedstrata.experiments.tuning import tuned
+from fedstrata.runtime.evaluate import modes_of
+from fedstrata.runtime.run import prepare, recorded
 
 BIB = Path(__file__).parents[2] / "docs" / "papers.bib"
 EMBEDDED = ("digits", "breast_cancer", "lasso", "least_squares")  # need no files
@@ -52,6 +56,31 @@ def test_chosen_values_come_from_the_grid(name):
     assert len(steps) == 1, "every method is given the same step sizes"
     for method, grid in experiment.grids.items():
         assert all(experiment.methods[method][key] in values for key, values in grid.items())
+
+
+FILES = {
+    **{"fednmap": "mnist", "mnist": "mnist", "sparse_logistic": "libsvm"},
+    **{"heart_disease": "heart_disease", "hospitals": "heart_disease"},
+}
+
+
+@pytest.mark.parametrize("name", sorted(experiments.available()))
+def test_every_recorded_column_declares_its_direction(name, monkeypatch):
+    if name in FILES and missing(FILES[name]):
+        pytest.skip(f"needs the files of {FILES[name]}")
+    zeros = lambda objective, settings: np.zeros(objective.x.shape[1] + 1)
+    monkeypatch.setattr(sparse_logistic, "kept_reference", zeros)  # takes seconds, and only its shape matters here
+    experiment = get(name)
+    setup, kinds = experiment.build(), {}
+    for method in map(experiment.algorithm, experiment.methods):
+        problem = experiment.problem_for(method, setup)
+        kinds[type(problem), type(method).diagnose, type(method).observe] = method, problem
+    undeclared = {}
+    for method, problem in kinds.values():
+        options = experiment.run_options(method, setup, seeds=1) | {"execution": "vmap", "per_client": True}
+        columns = recorded(prepare(problem, method, setup.federation, **options))
+        undeclared |= {c: method for c in columns if column(c, modes_of(problem, method)) is None}
+    assert undeclared == {}
 
 
 def test_digits_has_different_clients_and_a_test_split():

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedstrata.directions import is_gain
 from fedstrata.files import replacing
-from fedstrata.report.axes import higher_is_better
 from fedstrata.report.history import History
 from fedstrata.report.labels import label_ends
 from fedstrata.report.plots import COLOURS, STYLES, Curve, X, curve
@@ -65,7 +65,7 @@ def picture(
 def _panel(
     axes: "Axes", lines: Sequence[Series], curves: Sequence[Curve], column: str, x: str, references: Sequence[str]
 ) -> None:
-    gain = higher_is_better(column)
+    gain = any(is_gain(column, line.history.modes) for line in lines)
     if not gain and _spans(curves, 10):
         axes.set_yscale("log", nonpositive="mask")
     for number, (line, c) in enumerate(zip(lines, curves, strict=True)):

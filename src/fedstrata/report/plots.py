@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
+from fedstrata.directions import is_gain
 from fedstrata.errors import unknown
 from fedstrata.files import replacing
-from fedstrata.report.axes import higher_is_better
 from fedstrata.report.history import History
 from fedstrata.report.labels import label_ends
 from fedstrata.report.series import series
@@ -87,7 +87,9 @@ def plot(
     width = 5.4 + 0.08 * max(len(line.label) for line in lines)  # room for the longest label
     figure = Figure(figsize=(width, max(3.8, 0.9 + 0.2 * len(lines))), layout="constrained")
     axes = figure.add_subplot()
-    if log is True or (log == "auto" and not higher_is_better(y) and _falls_far(curves)):
+    if log is True or (
+        log == "auto" and not any(is_gain(y, line.history.modes) for line in lines) and _falls_far(curves)
+    ):
         axes.set_yscale("log", nonpositive="mask")
     for i, c in enumerate(curves):
         _draw(axes, c, COLOURS[i % len(COLOURS)], STYLES[i % len(STYLES)], lines[i].label, len(lines[i].history.seeds))
