@@ -43,11 +43,12 @@ def execute(options: argparse.Namespace) -> int:
         raise Mistake("fetch needs the name of a data set; `fedstrata data list` shows them")
     if options.action == "list":
         return _list(options)
-    if options.name is not None and not status(options.name):
-        return _show(options, [], f"{options.name} comes with scikit-learn: there is nothing to {options.action}.")
+    name = options.name
+    if name is not None and not status(name):
+        return _show(options, [], f"{name} comes with scikit-learn: there is nothing to {options.action}.")
     if options.action == "fetch":
-        by_hand.needed(options.name) if options.name in by_hand.FILES else store.fetch(options.name)
-    return _show(options, status(options.name, verify=True), "")
+        (by_hand.needed if name in by_hand.FILES else store.fetch)(str(name))
+    return _show(options, status(name, verify=True), "")
 
 
 def _list(options: argparse.Namespace) -> int:

@@ -45,6 +45,10 @@ class Comparison:
         table = "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
         return table + "".join(f"\n{_escape(note)}\n" for note in self.notes)
 
+    def _repr_markdown_(self) -> str:
+        """What Jupyter shows as the result of a cell."""
+        return self.markdown()
+
     def rich(self) -> "rich.table.Table":
         """A table for the terminal; the best value of a column is bold and starred, so that colour is not needed."""
         from rich.table import Table
