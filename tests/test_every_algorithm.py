@@ -14,10 +14,13 @@ import fedstrata as fs
 from cases import CASES, START, TASK, task_of
 from fedstrata.algorithm import reals
 from fedstrata.algorithms import known
+from fedstrata.directions import column
 from fedstrata.placement import field_of, part, placements
+from fedstrata.runtime.evaluate import modes_of
 from fedstrata.runtime.job import Job
+from fedstrata.runtime.records import OWN
 from fedstrata.runtime.rehearsal import advance, rehearsal
-from fedstrata.runtime.run import prepare
+from fedstrata.runtime.run import prepare, recorded
 from fedstrata.runtime.simulate import cohort_at
 from fedstrata.transport.codec import message, payload_bytes
 from fedstrata.transport.ledger import exchanges
@@ -107,6 +110,12 @@ def test_the_order_of_clients_changes_nothing(case):
     assert_close(plain.solution(), mixed.solution())
     for field, value in plain.local.items():
         assert_close(of_clients(value, order), of_clients(mixed.local[field], None))
+
+
+def test_every_recorded_column_declares_its_direction(case):
+    laid_out = job(case.algorithm, stationarity=True, per_client=True)
+    modes = modes_of(task_of(case.algorithm).problem, case.algorithm)
+    assert [name for name in (*OWN, *recorded(laid_out)) if column(name, modes) is None] == []
 
 
 def pool_rounds(algorithm):

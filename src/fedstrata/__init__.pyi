@@ -62,6 +62,7 @@ from fedstrata.placement import Server as Server
 from fedstrata.problems import losses as losses
 from fedstrata.problems.average import Average as Average
 from fedstrata.problems.base import CompositeOracle as CompositeOracle
+from fedstrata.problems.base import Metric as Metric
 from fedstrata.problems.base import Oracle as Oracle
 from fedstrata.problems.base import Problem as Problem
 from fedstrata.problems.base import SmoothOracle as SmoothOracle

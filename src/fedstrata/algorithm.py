@@ -13,6 +13,7 @@ from jax.core import Tracer
 from jaxtyping import Array, Int, PRNGKeyArray
 
 from fedstrata.clock import Clock
+from fedstrata.directions import Direction
 from fedstrata.errors import unknown
 from fedstrata.placement import placements
 from fedstrata.vector import Vector
@@ -159,6 +160,10 @@ class Algorithm(eqx.Module):
 
     def observe(self, problem: Any, local: Any, x: Vector, full: Any) -> dict[str, Any]:
         """More to record that only a simulation can see: `local["y"]` is the Local field y of all clients, stacked."""
+        return {}
+
+    def modes(self) -> dict[str, Direction]:
+        """The directions ("max", "min" or "none") of the columns that `diagnose` and `observe` add."""
         return {}
 
     def phases(self, problem: Any) -> list[Phase]:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedstrata.data.sources import store
+from fedstrata.data.sources import by_hand, store
 from fedstrata.report import History
 
 
@@ -49,6 +49,26 @@ def test_what_is_built_in_needs_no_fetching(command):
     code, out, _ = command("data", "fetch", "digits")
     assert code == 0
     assert "nothing to fetch" in out
+
+
+@pytest.mark.parametrize("name", ["cifar100", "chexpert", "chestmnist"])
+def test_what_is_put_by_hand_cannot_be_fetched(name, mistake, answer, command, tmp_path, monkeypatch):
+    err = mistake("data", "fetch", name)
+    file, what = by_hand.FILES[name]
+    assert file in err
+    assert "https://" in what
+    assert what in err
+    assert str(tmp_path / "cache" / "data" / name) in err
+    assert command("data", "fetch", name, "--json")[0] == 2
+    assert "to be put by hand" in command("data", "list", name)[1]
+    row = {"source": name, "file": file, "where": "missing", "size": 0, "checksum": "unchecked"}
+    assert answer("data", "check", name)["files"] == [row]
+    assert not answer("data", "list", name)["sets"][0]["built_in"]
+    (tmp_path / name).mkdir()
+    (tmp_path / name / file).write_bytes(b"abc")
+    monkeypatch.setenv("FEDSTRATA_DATA", str(tmp_path))
+    found = {**row, "where": str(tmp_path / name / file), "size": 3}
+    assert answer("data", "fetch", name)["files"] == [found]
 
 
 def test_an_experiment_without_its_files_says_what_to_do(mistake, monkeypatch):

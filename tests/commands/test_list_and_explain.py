@@ -1,12 +1,16 @@
 """What there is, and what an algorithm does, as people and programs read it."""
 
+import re
+
 import pytest
 
+from fedstrata.algorithm import Algorithm
 from fedstrata.algorithms import known
-from fedstrata.commands import papers
+from fedstrata.commands import latex, papers
 from fedstrata.commands.explanation import explain, reveals, specimen
 from fedstrata.commands.latex import formulas, readable
 from fedstrata.placement import AVERAGED, BROADCAST, GATHERED, LOCAL, POOLED, REPORTED, SERVER
+from fedstrata.problems.base import Problem
 
 
 def test_list_names_everything(answer):
@@ -32,6 +36,41 @@ def test_list_says_which_files_are_missing(answer):
     assert state["mnist"] == "not here"
 
 
+def test_list_says_which_files_are_to_be_put_by_hand(answer, tmp_path, monkeypatch):
+    state = lambda: {entry["name"]: entry["state"] for entry in answer("list", "data")["data"]}
+    by_hand = ("cifar100", "chexpert", "chestmnist")
+    assert {name: state()[name] for name in by_hand} == dict.fromkeys(by_hand, "to be put by hand")
+    monkeypatch.setenv("FEDSTRATA_DATA", str(tmp_path))
+    (tmp_path / "cifar100").mkdir()
+    (tmp_path / "cifar100" / "cifar-100-binary.tar.gz").touch()
+    assert state()["cifar100"] == "here"
+
+
+def test_no_latex_reaches_the_terminal(answer):
+    for kind, entries in answer("list").items():
+        for entry in entries:
+            found = re.findall(r"\$|\\[A-Za-z]|[_^]\{", " ".join(map(str, entry.values())))
+            assert not found, (kind, entry)
+
+
+def commands_of(docstring: str | None) -> set[str]:
+    formulas = re.findall(r"\$\$?(.*?)\$", docstring or "", flags=re.DOTALL)
+    return {*re.findall(r"\\([A-Za-z]+)", " ".join(formulas))}
+
+
+def test_every_latex_command_of_a_docstring_has_a_sign():
+    """One that is not in the table would be read as a word: F circ G."""
+    todo, used = [Problem, Algorithm], set()
+    while todo:
+        cls = todo.pop()
+        todo += cls.__subclasses__()
+        used |= commands_of(cls.__doc__) if cls.__module__.startswith("fedstrata.") else set()
+    words = {"arg", "min", "max", "log", "exp"}  # read as what they are
+    shapes = {"frac", "tfrac", "sqrt", "text", "mathrm", "operatorname", "bar", "hat", "tilde", "quad", "qquad"}
+    assert {"nabla", "frac", "circ"} <= used
+    assert used - words - shapes - {*latex._SYMBOLS} - {*latex._SILENT} == set()
+
+
 @pytest.mark.parametrize("name", list(known()))
 def test_every_algorithm_can_be_explained(name, answer, command):
     about = answer("explain", name, "--parameters", "1000")
@@ -39,7 +78,14 @@ def test_every_algorithm_can_be_explained(name, answer, command):
     assert about["convergence"].startswith("Converges")
     assert about["paper"]["citation"] is not None, "a docstring's key must stand in docs/papers.bib"
     assert all(entry["meaning"] for entry in about["hyperparameters"])
+    prose = [
+        about["summary"],
+        about["convergence"],
+        about["privacy"],
+        *(h["meaning"] for h in about["hyperparameters"]),
+    ]
     assert not any(mark in line for line in about["update"] for mark in "\\${}")
+    assert not any(mark in line for line in prose for mark in "\\$")
     code, out, _ = command("explain", name)
     assert code == 0
     assert about["update"][0] in out

@@ -1,5 +1,7 @@
 """Every set against what its publishers say about it: rows, columns, class counts, missing values."""
 
+import io
+
 import numpy as np
 import pytest
 
@@ -130,12 +132,45 @@ def test_mnist_and_fashion(need, name):
     np.testing.assert_array_equal(np.bincount(data.train["y"]), published)
 
 
-def test_cifar10_subset(need):
+def test_cifar10_files_are_whole(need):
     need("cifar10")
-    data = load("cifar10", flat=True)
-    assert (data.train["x"].shape, data.test["x"].shape) == ((20000, 3072), (10000, 3072))
+    assert {row.file: row.checksum for row in store.check("cifar10")} == dict.fromkeys(CIFAR, "ok")
+    with np.load(io.BytesIO(store.read("cifar10", "labels.npz"))) as labels:
+        train = np.concatenate([labels[f"data_batch_{k}"] for k in range(1, 6)])
+        np.testing.assert_array_equal(np.bincount(train), [5000] * 10)
+    data = load("cifar10", flat=True, batches=1)
+    assert (data.train["x"].shape, data.test["x"].shape) == ((10000, 3072), (10000, 3072))
     np.testing.assert_array_equal(np.bincount(data.test["y"]), [1000] * 10)
     assert (data.train["x"].min(), data.train["x"].max()) == (0, 1)
+
+
+CIFAR = [*(f"{name}.npy.xz" for name in (*(f"data_batch_{k}" for k in range(1, 6)), "test_batch")), "labels.npz"]
+
+
+def test_cifar10_has_all_train_batches_unless_fewer_are_asked_for(monkeypatch):
+    """Small files in place of the real ones: batch k has three pictures, all of whose numbers are k."""
+
+    def read(source, name):
+        file = io.BytesIO()
+        stems = [word.partition(".")[0] for word in CIFAR[:-1]]
+        if name == "labels.npz":
+            np.savez(file, **{stem: np.full(3, i, np.uint8) for i, stem in enumerate(stems)})
+        else:
+            np.save(file, np.full((3, 32, 32, 3), 51 * stems.index(name.partition(".")[0]), np.uint8))
+        return file.getvalue()
+
+    monkeypatch.setattr(store, "read", read)
+    whole, part = load("cifar10"), load("cifar10", batches=2)
+    np.testing.assert_array_equal(whole.train["y"], np.repeat(np.arange(5), 3))
+    np.testing.assert_allclose(whole.train["x"][:, 0, 0, 0], np.repeat(np.arange(5), 3) / 5, rtol=1e-6)
+    np.testing.assert_array_equal(whole.test["y"], [5, 5, 5])
+    np.testing.assert_array_equal(part.train["y"], np.repeat(np.arange(2), 3))
+
+
+@pytest.mark.parametrize("batches", [0, 6, 2.0, True])
+def test_cifar10_has_five_batches(batches):
+    with pytest.raises(ValueError, match=r"batches=.* must be a whole number from 1 to 5"):
+        load("cifar10", batches=batches)
 
 
 @pytest.mark.parametrize(("name", "counts"), [("pneumoniamnist", (4708, 524, 624)), ("breastmnist", (546, 78, 156))])

@@ -9,10 +9,16 @@ import pytest
 
 import fedstrata as fs
 from fedstrata import experiments
-from fedstrata.experiments import Experiment, get
+from fedstrata.directions import column
+from fedstrata.experiments import Experiment, get, sparse_logistic
 from fedstrata.experiments.least_squares import optimum
 from fedstrata.experiments.picture import picture
+from fedstrata.experiments.robust import missing
 from fedstrata.experiments.tuning import tuned
+from fedstrata.report import History
+from fedstrata.runtime.evaluate import modes_of
+from fedstrata.runtime.run import prepare, recorded
+from pictures import drawn_texts, overlapping
 
 BIB = Path(__file__).parents[2] / "docs" / "papers.bib"
 EMBEDDED = ("digits", "breast_cancer", "lasso", "least_squares")  # need no files
@@ -52,6 +58,53 @@ def test_chosen_values_come_from_the_grid(name):
     assert len(steps) == 1, "every method is given the same step sizes"
     for method, grid in experiment.grids.items():
         assert all(experiment.methods[method][key] in values for key, values in grid.items())
+
+
+FILES = {
+    **{"fednmap": "mnist", "mnist": "mnist", "sparse_logistic": "libsvm"},
+    **{"heart_disease": "heart_disease", "hospitals": "heart_disease"},
+}
+
+
+@pytest.mark.parametrize("name", sorted(experiments.available()))
+def test_every_recorded_column_declares_its_direction(name, monkeypatch):
+    if name in FILES and missing(FILES[name]):
+        pytest.skip(f"needs the files of {FILES[name]}")
+    zeros = lambda objective, settings: np.zeros(objective.x.shape[1] + 1)
+    monkeypatch.setattr(sparse_logistic, "kept_reference", zeros)  # takes seconds, and only its shape matters here
+    experiment = get(name)
+    setup, kinds = experiment.build(), {}
+    for method in map(experiment.algorithm, experiment.methods):
+        problem = experiment.problem_for(method, setup)
+        kinds[type(problem), type(method).diagnose, type(method).observe] = method, problem
+    undeclared = {}
+    for method, problem in kinds.values():
+        options = experiment.run_options(method, setup, seeds=1) | {"execution": "vmap", "per_client": True}
+        columns = recorded(prepare(problem, method, setup.federation, **options))
+        undeclared |= {c: method for c in columns if column(c, modes_of(problem, method)) is None}
+    assert undeclared == {}
+
+
+@pytest.mark.parametrize("column", ["objective", "test/accuracy"])
+@pytest.mark.parametrize("heaviest", [1.0, 100.0])  # megabytes beside those of the others
+def test_no_two_words_of_the_picture_overlap(column, heaviest, tmp_path):
+    """As in the demonstration: several methods that send nothing end at almost the same value."""
+    rounds = np.broadcast_to(np.arange(20), (3, 20))
+    alike = lambda gap: 0.9 + gap - 0.3 / (1 + rounds) + 0.01 * np.arange(3)[:, None]
+    sent = lambda megabytes: {"bytes_up": megabytes * 1e6 * rounds, "bytes_down": 0 * rounds}
+
+    def history(number):
+        values = {name: alike(1e-3 * number) for name in ("objective", "test/accuracy", "other")}
+        traffic = sent(0.0 if number < 5 else heaviest if number == 5 else 1.0)
+        return History({"seed": [0, 1, 2]}, {"round": rounds, **values, **traffic})
+
+    histories = {f"method, trained_on=site {number}": history(number) for number in range(9)}
+    figure = picture(histories, [column, "other"], "demo: 4 clients, 3 seeds", path=tmp_path / "p.png")
+    assert overlapping(figure) == []
+    assert len(drawn_texts(figure)) > 2 * 9 + 4
+    edge = figure.bbox
+    assert all(edge.contains(*corner) for t in drawn_texts(figure) for corner in t.get_window_extent().get_points())
+    assert figure.axes[0].get_xscale() == ("log" if heaviest == 100 else "linear")
 
 
 def test_digits_has_different_clients_and_a_test_split():
@@ -133,11 +186,13 @@ def test_the_picture_has_a_row_per_column_and_every_label(tmp_path):
     setup = experiment.build(clients=3, rows=5, features=2)
     names = ("CentralSGD", "FedAvg", "Scaffold")
     histories = {name: experiment.run(name, setup, rounds=5).history for name in names}
-    figure = picture(histories, experiment.panels, "title", references=["CentralSGD"], path=tmp_path / "p.png")
+    figure = picture(histories, experiment.panels, "title", path=tmp_path / "p.png")
     assert len(figure.axes) == 4
     left, right = figure.axes[:2]
     assert {*names} <= {text.get_text() for text in right.texts}
-    assert [text.get_text() for text in left.texts] == ["CentralSGD (sends nothing)"]
+    end = histories["CentralSGD"].last("distance")[0]
+    np.testing.assert_allclose(left.lines[0].get_ydata(), [end, end])
+    assert "horizontal lines on the left" in figure._supxlabel.get_text()
     assert "rounds" in figure.axes[3].get_xlabel()
     megabytes = left.lines[-1].get_xdata()
     history = histories["Scaffold"]

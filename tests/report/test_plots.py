@@ -13,6 +13,7 @@ from scipy import optimize, stats
 from fedstrata.report import History, plot
 from fedstrata.report.labels import spread
 from fedstrata.report.plots import curve
+from pictures import overlapping
 
 
 def bands(figure) -> list[PolyCollection]:
@@ -65,6 +66,43 @@ def test_horizontal_axes_have_units(filled, x, label):
     assert axes.get_xlabel() == label
     total = (history["bytes_up"] + history["bytes_down"]).mean(0) / 1e6 if x == "megabytes" else history[x].mean(0)
     np.testing.assert_allclose(axes.lines[0].get_xdata(), total)
+
+
+def sending(megabytes: float, objective: float) -> History:
+    """Six recorded rounds over which this much is sent, half of it up, with a falling objective."""
+    rounds = np.broadcast_to(np.arange(6), (2, 6))
+    sent = rounds * megabytes * 1e6 / 10
+    values = objective + 1 / (1 + rounds) + 0.01 * np.arange(2)[:, None]
+    columns = {"round": rounds, "objective": values, "bytes_up": sent, "bytes_down": sent}
+    return History({"seed": [0, 1]}, columns)
+
+
+def test_a_method_that_sends_nothing_is_a_horizontal_level():
+    results = {"central": sending(0.0, 0.2), "A": sending(8.0, 0.5), "B": sending(2.0, 0.5)}
+    figure = plot(results, x="megabytes")
+    axes = figure.axes[0]
+    end = results["central"]["objective"][:, -1].mean()
+    np.testing.assert_allclose(axes.lines[0].get_ydata(), [end, end])
+    np.testing.assert_allclose(axes.lines[0].get_xdata(), [0, 8])
+    np.testing.assert_allclose(axes.lines[1].get_xdata(), 8 * np.arange(6) / 5)
+    assert [text.get_text() for text in axes.texts] == ["central (sends nothing)", "A", "B"]
+    assert axes.get_xscale() == "linear"
+    assert len(bands(figure)) == 2
+    assert overlapping(figure) == []
+    np.testing.assert_allclose(plot(results).axes[0].lines[0].get_xdata(), np.arange(6))
+    with pytest.raises(ValueError, match=r"none of these methods sends anything.*give x='round'"):
+        plot({"central": results["central"]}, x="megabytes")
+
+
+def test_methods_that_send_very_different_amounts_have_a_logarithmic_axis():
+    results = {"central": sending(0.0, 0.2), "much": sending(50.0, 0.5), "little": sending(1.0, 0.5)}
+    axes = plot(results, x="megabytes").axes[0]
+    assert axes.get_xscale() == "log"
+    level, much, little = (np.asarray(line.get_xdata()) for line in axes.lines)
+    np.testing.assert_allclose(much, 10 * np.arange(1, 6))
+    np.testing.assert_allclose(little, 0.2 * np.arange(1, 6))
+    np.testing.assert_allclose(level, [0.2, 50])
+    np.testing.assert_allclose(axes.lines[2].get_ydata(), results["little"]["objective"].mean(axis=0)[1:])
 
 
 def test_log_is_chosen_for_costs_that_fall_far():

@@ -1,6 +1,7 @@
 """Histories as files and frames: every format gives back every number."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import hypothesis.extra.numpy as hnp
@@ -43,6 +44,30 @@ def test_files_give_back_every_bit(tmp_path_factory, kind, history):
     assert [list(map(type, v)) for v in back.axes.values()] == [list(map(type, v)) for v in history.axes.values()]
     for name, values in history.columns.items():
         np.testing.assert_array_equal(back.columns[name], values)
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_files_keep_what_is_known_of_a_history(filled, tmp_path, kind):
+    write, read = FORMATS[kind]
+    known = {"modes": {"accuracy": "min", "client/loss": "none"}, "problem": "Average 12ab", "monitor": "Fair 34cd"}
+    for about in (known, {"problem": "Average 12ab"}, {}):
+        history = replace(filled({"step_size": [0.1, 0.01], "seed": [0, 1]}), **about)
+        back = [
+            read(write(history, tmp_path / f"h.{kind}")),
+            History.from_json(json.loads(json.dumps(history.to_json()))),
+        ]
+        for other in (*back, history.select(step_size=0.1), next(history.settings())[1]):
+            assert (other.modes, other.problem, other.monitor) == (history.modes, history.problem, history.monitor)
+        assert back[0] == back[1] == history
+        later = replace(history, columns={**history.columns, "round": history["round"] + 9})
+        assert history.concat(later).problem == history.problem
+
+
+def test_files_from_before_are_still_read(filled, tmp_path):
+    history = filled({"seed": [0, 1]})
+    old = {name: group for name, group in history.to_json().items() if name != "about"}
+    assert History.from_json(old) == history
+    assert not any("about" in line for line in history.to_jsonl(tmp_path / "h.jsonl").read_text().splitlines())
 
 
 @settings(deadline=None)

@@ -1,5 +1,6 @@
 """Comparison tables: values from the histories, and the mark on the right row."""
 
+import dataclasses
 import io
 import json
 import re
@@ -8,7 +9,9 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+import fedstrata as fs
 from fedstrata.report import History, compare
+from references import least_squares, squared_error
 
 
 def final(**columns) -> History:
@@ -39,6 +42,78 @@ def test_ties_share_the_mark_and_a_column_of_equals_has_none():
     assert best(compare({"a": a, "b": b, "c": c})) == {"objective": {"a", "b"}, "loss": set()}
     assert best(compare({"a": a})) == {"objective": set(), "loss": set()}
     assert best(compare({"a": a, "c": final(objective=[np.nan], loss=[0.0])})) == {"objective": {"a"}, "loss": {"a"}}
+
+
+def of(problem: str, **columns) -> History:
+    return dataclasses.replace(final(**columns), problem=problem)
+
+
+def test_objectives_of_different_problems_are_not_ranked():
+    values = {"objective": [1.0], "stationarity": [0.1], "test/loss": [3.0], "accuracy": [0.5], "seconds": [1.0]}
+    better = {"objective": [0.5], "stationarity": [0.2], "test/loss": [2.0], "accuracy": [0.4], "seconds": [2.0]}
+    same = compare({"a": of("f", **values), "b": of("f", **better)})
+    ranked = {"accuracy": {"a"}, "seconds": {"a"}}
+    assert best(same) == {"objective": {"b"}, "stationarity": {"a"}, "test/loss": {"b"}, **ranked}
+    assert same.notes == ()
+    for other in ("g", ""):  # another one, or one that is not known
+        apart = compare({"a": of("f", **values), "b": of(other, **better)})
+        assert best(apart) == {"objective": set(), "stationarity": set(), "test/loss": set(), **ranked}
+        note = "Not ranked across different problems: objective, stationarity, test/loss."
+        assert apart.markdown().endswith(f"|\n\n{note}\n")
+        assert apart.json()["notes"] == [note]
+        out = io.StringIO()
+        Console(file=out, width=200, color_system=None).print(apart.rich())
+        assert note in " ".join(out.getvalue().split())
+    assert compare({"a": of("f", **values), "b": of("g", **better)}, columns=["accuracy"]).notes == ()
+
+
+def test_a_monitor_that_all_share_ranks_different_problems():
+    a, b = of("f", **{"monitor/objective": [1.0]}), of("g", **{"monitor/objective": [2.0]})
+    watched = [dataclasses.replace(history, monitor="m") for history in (a, b)]
+    assert best(compare(dict(zip("ab", watched, strict=True)))) == {"monitor/objective": {"a"}}
+    other = dataclasses.replace(b, monitor="other")
+    assert best(compare({"a": watched[0], "b": other})) == {"monitor/objective": set()}
+
+
+def test_runs_know_their_problem_from_files_too(tmp_path):
+    task = least_squares()
+    options = {"rounds": 3, "batch_size": "all", "params": np.zeros(3)}
+    plain = fs.run(task.problem, fs.FedAvg(0.1), task.federation, **options)
+    same = fs.run(task.problem, fs.Scaffold(0.1, 2), task.federation, **options)
+    sparse = fs.Regularized(squared_error, fs.prox.L1(0.1))
+    other = fs.run(sparse, fs.FedAvgServerProx(0.1), task.federation, **options)
+    sized = fs.run(task.problem, fs.FedAvg(0.1), task.federation, weights="size", **options)
+    assert compare([plain, same]).notes == ()
+    for unlike in (other, sized):
+        read = [History.from_jsonl(r.history.to_jsonl(tmp_path / "h.jsonl")) for r in (plain, unlike)]
+        for pair in ([plain, unlike], read):
+            table = compare(pair)
+            assert "objective" in table.notes[0]
+            assert not any(cell.best for row in table.cells for cell in row[:1])
+
+
+def test_a_column_that_one_row_has_gets_no_mark():
+    alone = compare({"a": final(objective=[1.0], zeros=[3.0]), "b": final(objective=[2.0])})
+    assert [cell and cell.best for cell in alone.cells[0]] == [True, False]
+    three = compare({"a": final(zeros=[1.0]), "b": final(zeros=[2.0]), "c": final(objective=[1.0])}, ["zeros"])
+    assert [cell and cell.best for (cell,) in three.cells] == [False, True, None]
+
+
+def test_columns_without_a_direction_are_shown_and_not_marked():
+    values = lambda x: final(mine=[x], round_trips=[x], **{"test/mine": [x]}, samples=[int(x)])
+    pair = {"a": values(1.0), "b": values(2.0)}
+    names = ["mine", "test/mine", "round_trips", "samples"]
+    assert best(compare(pair, names)) == {name: set() for name in names}
+    told = compare(pair, names, modes={"mine": "max", "round_trips": "min"})
+    assert best(told) == {"mine": {"b"}, "test/mine": set(), "round_trips": {"a"}, "samples": set()}
+    declared = {label: dataclasses.replace(history, modes={"mine": "min"}) for label, history in pair.items()}
+    assert best(compare(declared, names))["test/mine"] == {"a"}
+    disagreed = {**declared, "b": dataclasses.replace(pair["b"], modes={"mine": "max"})}
+    assert best(compare(disagreed, names))["mine"] == set()
+    with pytest.raises(ValueError, match="unknown history column in modes 'mind'; did you mean mine"):
+        compare(pair, modes={"mind": "max"})
+    with pytest.raises(ValueError, match="column 'mine': the direction 'high' must be"):
+        compare(pair, modes={"mine": "high"})  # type: ignore[dict-item]
 
 
 def test_values_are_final_mean_and_sample_deviation(filled):

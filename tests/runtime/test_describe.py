@@ -17,8 +17,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import fedstrata
-from fedstrata.runtime.describe import describe
+import fedstrata as fs
+from fedstrata.runtime.describe import describe, fingerprint
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5)
 trees = st.recursive(scalars, lambda t: st.lists(t, max_size=3) | st.dictionaries(st.text(max_size=3), t, max_size=3))
@@ -134,6 +134,45 @@ def test_an_array_has_the_same_words_wherever_it_lies():
     assert describe(np.int64(3)) == describe(jnp.asarray(3)) == 3
 
 
+def weighted(factor):
+    return lambda w, example: factor * jnp.sum((w - example["x"]) ** 2)
+
+
+def shards(shift=0.0, rows=5, test=False):
+    clients = [{"x": np.arange(2.0 * rows).reshape(rows, 2) + i + shift} for i in range(3)]
+    return fs.Federation.from_clients(clients, test=clients if test else None)
+
+
+def test_a_fingerprint_is_of_the_objective_and_its_data():
+    plain = fingerprint(fs.Average(weighted(1.0)), shards(), "uniform")
+    metric = fs.Average(weighted(1.0), metrics={"m": weighted(2.0)})
+    for same in (
+        fingerprint(fs.Average(weighted(1.0)), shards(), "uniform"),
+        fingerprint(metric, shards(), "uniform"),
+        fingerprint(fs.Average(weighted(1.0)), shards(test=True), "uniform"),
+    ):
+        assert same == plain
+    others = [
+        fingerprint(fs.Average(weighted(2.0)), shards(), "uniform"),
+        fingerprint(fs.Regularized(weighted(1.0), fs.prox.L1(0.1)), shards(), "uniform"),
+        fingerprint(fs.Regularized(weighted(1.0), fs.prox.L1(0.2)), shards(), "uniform"),
+        fingerprint(fs.Average(weighted(1.0)), shards(shift=1.0), "uniform"),
+        fingerprint(fs.Average(weighted(1.0)), shards(rows=6), "uniform"),
+        fingerprint(fs.Average(weighted(1.0)), shards(), "size"),
+    ]
+    assert len({plain, *others}) == 7
+    assert plain.startswith("Average ")
+
+
+def test_a_problem_without_words_has_an_empty_fingerprint():
+    class Stubborn:
+        def __getattribute__(self, name):
+            raise RuntimeError(name)
+
+    stubborn = Stubborn()
+    assert fingerprint(fs.Average(lambda w, example: stubborn), shards(), "uniform") == ""
+
+
 PROCESS = """
 import jax, jax.numpy as jnp, optax
 from fedstrata.runtime.describe import describe
@@ -146,7 +185,7 @@ print(describe(chosen))
 
 
 def words_under(seed: str) -> list[str]:
-    path = {"PYTHONPATH": str(Path(fedstrata.__file__).parents[1]), "PYTHONHASHSEED": seed, "JAX_PLATFORMS": "cpu"}
+    path = {"PYTHONPATH": str(Path(fs.__file__).parents[1]), "PYTHONHASHSEED": seed, "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, "-c", PROCESS]
     return subprocess.run(
         command, env={**os.environ, **path}, capture_output=True, text=True, check=True, timeout=120

@@ -1,7 +1,8 @@
 """Show, fetch or check data sets.
 
 Files are looked for in $FEDSTRATA_DATA, then in the user's cache ($FEDSTRATA_CACHE moves it); `fetch` downloads what
-is missing from its official address into the cache. Every file has a checksum.
+is missing from its official address into the cache, and says what to do where there is none. Files have a checksum,
+except those that you have to put there by hand.
 
 examples:
   fedstrata data list               every set: where its files are, sizes, licences
@@ -32,7 +33,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(options: argparse.Namespace) -> int:
-    from fedstrata.data.sources import available, by_hand, store
+    from fedstrata.data.sources import available, by_hand, status, store
 
     if options.action not in _ACTIONS:
         raise unknown("action of `fedstrata data`:", options.action, _ACTIONS)
@@ -40,44 +41,32 @@ def execute(options: argparse.Namespace) -> int:
         raise unknown("data set", options.name, available())
     if options.action == "fetch" and options.name is None:
         raise Mistake("fetch needs the name of a data set; `fedstrata data list` shows them")
-    with_files = {row.source for row in store.status()}
-    if options.name is not None and options.name not in with_files:
-        if options.action == "list":
-            return _list(options)
-        own = options.name in by_hand.FILES
-        note = "has no address to fetch from: put it there by hand" if own else "comes with scikit-learn"
-        return _show(options, [], f"{options.name} {note}: there is nothing to {options.action}.")
     if options.action == "list":
         return _list(options)
-    name: Any = options.name
-    rows = store.fetch(name) if options.action == "fetch" else store.check(name)
-    return _show(options, rows, "")
+    name = options.name
+    if name is not None and not status(name):
+        return _show(options, [], f"{name} comes with scikit-learn: there is nothing to {options.action}.")
+    if options.action == "fetch":
+        (by_hand.needed if name in by_hand.FILES else store.fetch)(str(name))
+    return _show(options, status(name, verify=True), "")
 
 
 def _list(options: argparse.Namespace) -> int:
-    from fedstrata.data.sources import available, by_hand, store
+    from fedstrata.data.sources import available, status, where
     from fedstrata.report.format import human_bytes
 
-    rows = [row for row in store.status() if options.name in (None, row.source)]
+    rows = status(options.name)
     files = lambda name: [row for row in rows if row.source == name]
     chosen = [s for s in available().values() if options.name in (None, s.name)]
     if options.json:
-        built_in = lambda s: not files(s.name) and s.name not in by_hand.FILES
+        built_in = lambda s: not files(s.name)
         about = lambda s: {"name": s.name, "title": s.title, "origin": s.origin, "licence": s.licence}
         print_json({"sets": [{**about(s), "built_in": built_in(s)} for s in chosen], "files": _plain(rows)})
         return 0
-    size = lambda name: human_bytes(sum(row.size for row in files(name))) if files(name) else "–"
-    hand = lambda name: ("here" if by_hand.find(name) else "missing, by hand") if name in by_hand.FILES else ""
-    table = [[s.name, size(s.name), hand(s.name) or _where(files(s.name)), s.licence, s.title] for s in chosen]
+    size = lambda name: human_bytes(total) if (total := sum(row.size for row in files(name))) else "–"
+    table = [[s.name, size(s.name), where(s.name), s.licence, s.title] for s in chosen]
     print_table("Data sets", ["name", ">size", "files", "licence", "what"], table)
     return 0
-
-
-def _where(rows: "Sequence[Status]") -> str:
-    if not rows:
-        return "built in"
-    here = [row for row in rows if row.where != "missing"]
-    return "here" if len(here) == len(rows) else f"{len(here)} of {len(rows)} here" if here else "missing"
 
 
 def _show(options: argparse.Namespace, rows: "Sequence[Status]", note: str) -> int:

@@ -10,6 +10,7 @@ _SYMBOLS = {
         "αβγδεεηθλμνξπζρστφφψωΔΦΩ", strict=True)),
     "nabla": "∇", "sum": "Σ", "prod": "Π", "gets": "←", "to": "→", "leftarrow": "←", "in": "∈", "sim": "∼", "ell": "ℓ",
     "le": "≤", "leq": "≤", "ge": "≥", "geq": "≥", "cdot": "·", "times": "×", "approx": "≈", "infty": "∞", "top": "ᵀ",
+    "circ": "∘", "cdots": "⋯", "Pi": "Π", "vartheta": "ϑ", "varrho": "ϱ",
     "partial": "∂", "langle": "⟨", "rangle": "⟩", "|": "‖", "dots": "…", "ldots": "…", "mathbb E": "E",
 }  # fmt: skip
 _SILENT = ("big", "Big", "bigl", "bigr", "left", "right", "textstyle", "displaystyle", "limits")

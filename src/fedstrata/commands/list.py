@@ -65,9 +65,10 @@ def _problems() -> list[dict[str, Any]]:
 
 def _algorithms() -> list[dict[str, Any]]:
     from fedstrata.algorithms import known
+    from fedstrata.commands.latex import readable
 
     family = lambda cls: cls.__module__.split(".")[2]
-    first = lambda cls: (cls.__doc__ or "").strip().split("\n")[0]
+    first = lambda cls: readable((cls.__doc__ or "").strip().split("\n")[0])
     return [{"name": name, "problems": family(cls), "summary": first(cls)} for name, cls in known().items()]
 
 
@@ -78,11 +79,6 @@ def _experiments() -> list[dict[str, Any]]:
 
 
 def _data() -> list[dict[str, Any]]:
-    from fedstrata.data.sources import available
-    from fedstrata.data.sources.store import status
+    from fedstrata.data.sources import available, where
 
-    files: dict[str, list[bool]] = {}
-    for row in status():
-        files.setdefault(row.source, []).append(row.where != "missing")
-    state = lambda name: "built in" if name not in files else "here" if all(files[name]) else "not here"
-    return [{"name": s.name, "state": state(s.name), "summary": s.title} for s in available().values()]
+    return [{"name": s.name, "state": where(s.name), "summary": s.title} for s in available().values()]

@@ -198,12 +198,11 @@ def _keep(result: Result, plan: Plan, folder: Folder) -> None:
 def _draw(plan: Plan, results: Mapping[str, Result], path: Path) -> None:
     from fedstrata.experiments.picture import picture
 
-    free = [name for name, (algorithm, _) in plan.methods.items() if algorithm.centralised]
     clients, seeds = plan.setup.federation.clients, len(next(iter(results.values())).history.seeds)
     cohort = plan.given["cohort"] or plan.experiment.cohort
     who = f"{clients} clients" if cohort is None else f"{cohort} of {clients} clients a round"
     title = f"{plan.experiment.name}: {who}, {seeds} seed{'s' * (seeds > 1)}"
-    picture({n: r.history for n, r in results.items()}, plan.experiment.panels, title, references=free, path=path)
+    picture({n: r.history for n, r in results.items()}, plan.experiment.panels, title, path=path)
 
 
 def _tell(

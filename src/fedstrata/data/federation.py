@@ -20,8 +20,9 @@ from fedstrata.errors import unknown
 __all__ = ["DefaultNames", "Federation", "Split"]
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
     from rich.table import Table
+
+    from fedstrata.figures import Figure
 
 
 class Federation(eqx.Module):

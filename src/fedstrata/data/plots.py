@@ -1,6 +1,7 @@
 """Who has what: a table and a picture of a federation."""
 
 from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -8,10 +9,10 @@ import numpy as np
 from fedstrata.data.check import labels_of
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
     from rich.table import Table
 
     from fedstrata.data.federation import Federation
+    from fedstrata.figures import Figure
 
 OKABE_ITO = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#CC79A7", "#F0E442", "#000000")
 FEW_CLASSES = 30  # more labels than this are not worth telling apart
@@ -78,7 +79,7 @@ def _colours(classes: int) -> list:
 
 def plot(federation: "Federation", path: str | PathLike[str] | None = None) -> "Figure":
     """Stacked bars of training rows by label; a histogram of client sizes when there are very many clients."""
-    from matplotlib.figure import Figure
+    from fedstrata.figures import Figure
 
     clients, counts = federation.clients, np.asarray(federation["train"].counts)
     figure = Figure(figsize=(min(5 + 0.12 * clients, 14), 4), layout="constrained")
@@ -113,5 +114,5 @@ def plot(federation: "Federation", path: str | PathLike[str] | None = None) -> "
         axes.set(xlabel="client", ylabel="training rows", title="Who has what")
     axes.spines[["top", "right"]].set_visible(False)
     if path is not None:
-        figure.savefig(path, dpi=150)
+        figure.write(Path(path), dpi=150)
     return figure

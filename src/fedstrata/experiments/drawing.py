@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedstrata.files import replacing
 from fedstrata.report.labels import label_ends
 from fedstrata.report.plots import COLOURS, STYLES
 
@@ -31,7 +30,7 @@ class Panel(NamedTuple):
 
 def draw(panels: Sequence[Panel], title: str, path: str | Path, columns: int = 3) -> Path:
     """Panels in rows of `columns`, saved as a picture."""
-    from matplotlib.figure import Figure
+    from fedstrata.figures import Figure
 
     columns = min(columns, len(panels))
     rows = -(-len(panels) // columns)
@@ -49,9 +48,7 @@ def draw(panels: Sequence[Panel], title: str, path: str | Path, columns: int = 3
         _panel(axes, panel)
     for axes, panel in zip(grid.flat, panels, strict=False):  # last, because labels need settled limits
         label_ends(axes, list(zip(axes.lines[: len(panel.lines)], panel.lines, strict=True)))
-    with replacing(path) as temporary:
-        figure.savefig(temporary, dpi=150)
-    return Path(path)
+    return figure.write(path, dpi=150)
 
 
 def _panel(axes: Any, panel: Panel) -> None:

@@ -27,6 +27,7 @@ def build(
 
     from fedstrata.data import Federation
     from fedstrata.models import Linear
+    from fedstrata.problems.base import Metric
     from fedstrata.problems.losses import Regression
     from fedstrata.problems.regularized import Regularized
     from fedstrata.prox import L1
@@ -48,7 +49,7 @@ def build(
     kind = jax.dtypes.canonicalize_dtype(np.float64)
     data = [{name: values.astype(kind) for name, values in part.items()} for part in parts]
     loss = Regression(Linear(features))
-    problem = Regularized(loss, L1(weight).on("weight"), metrics={"distance": distance})
+    problem = Regularized(loss, L1(weight).on("weight"), metrics={"distance": Metric(distance, "min")})
     return Setup(problem, Federation.from_clients(data))
 
 

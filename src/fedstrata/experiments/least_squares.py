@@ -21,6 +21,7 @@ def build(clients: int = 10, rows: int = 60, features: int = 20, spread: float =
     from fedstrata.data import Federation
     from fedstrata.models import Linear
     from fedstrata.problems.average import Average
+    from fedstrata.problems.base import Metric
     from fedstrata.problems.losses import Regression
 
     rng = np.random.default_rng(seed)
@@ -41,7 +42,7 @@ def build(clients: int = 10, rows: int = 60, features: int = 20, spread: float =
 
     kind = jax.dtypes.canonicalize_dtype(np.float64)
     data = [{name: values.astype(kind) for name, values in part.items()} for part in parts]
-    problem = Average(Regression(Linear(features)), metrics={"distance": distance})
+    problem = Average(Regression(Linear(features)), metrics={"distance": Metric(distance, "min")})
     return Setup(problem, Federation.from_clients(data))
 
 

@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedstrata.files import replacing
-from fedstrata.report.axes import higher_is_better
+from fedstrata.directions import is_gain
 from fedstrata.report.history import History
 from fedstrata.report.labels import label_ends
-from fedstrata.report.plots import COLOURS, STYLES, Curve, X, curve
+from fedstrata.report.plots import COLOURS, STYLES, Curve, X, curve, far_apart, sends_nothing
 from fedstrata.report.series import Series, series
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+
+    from fedstrata.figures import Figure
 
 _ACROSS: dict[X, str] = {"megabytes": "megabytes sent (up + down, all clients)", "round": "communication rounds"}
 
@@ -25,15 +25,15 @@ def picture(
     columns: Sequence[str],
     title: str,
     *,
-    references: Sequence[str] = (),
     path: str | Path | None = None,
 ) -> "Figure":
     """A row of two panels per column; lines are labelled at the right, bands show one deviation over seeds.
 
-    `references` send nothing (centralised methods), so against megabytes only their final level can be drawn.
+    A method that sends nothing (a centralised one) is a thin horizontal line against megabytes, at its final level.
     """
-    from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    from fedstrata.figures import Figure
 
     lines = [line for line in series(histories, "picture") if all(c in line.history.columns for c in columns)]
     longest = max(len(line.label) for line in lines)
@@ -45,35 +45,36 @@ def picture(
     for row, column in zip(grid, columns, strict=True):
         for axes, x in zip(row, _ACROSS, strict=True):
             curves = [curve(line.history, column, x, "std") for line in lines]
-            _panel(axes, lines, curves, column, x, references)
+            _panel(axes, lines, curves, column, x)
         row[0].set_ylabel(_name(column))
     for axes, words in zip(grid[-1], _ACROSS.values(), strict=True):
         axes.set_xlabel(words)
-    if any(len(line.history.seeds) > 1 for line in lines):
-        figure.supxlabel("bands: one standard deviation over seeds", fontsize=8, color="0.4", x=0.012, ha="left")
+    several = any(len(line.history.seeds) > 1 for line in lines)
+    free = any(sends_nothing(curve(line.history, columns[0], "megabytes", "std")) for line in lines)
+    notes = ["bands: one standard deviation over seeds"] if several else []
+    notes += ["horizontal lines on the left: final levels of methods that send nothing"] if free else []
+    if notes:
+        figure.supxlabel("; ".join(notes), fontsize=8, color="0.4", x=0.012, ha="left")
     for row in grid:  # last, because labels are placed within settled limits
         drawn = row[1].lines[: len(lines)]
         label_ends(row[1], [(d, _with_fate(line, d)) for line, d in zip(lines, drawn, strict=True)])
         for line in drawn:
             line.set_clip_on(True)  # a zoomed panel cuts its curves off
     if path is not None:
-        with replacing(path) as temporary:
-            figure.savefig(temporary, dpi=160)
+        figure.write(path, dpi=160)
     return figure
 
 
-def _panel(
-    axes: "Axes", lines: Sequence[Series], curves: Sequence[Curve], column: str, x: str, references: Sequence[str]
-) -> None:
-    gain = higher_is_better(column)
+def _panel(axes: "Axes", lines: Sequence[Series], curves: Sequence[Curve], column: str, x: str) -> None:
+    gain = any(is_gain(column, line.history.modes) for line in lines)
     if not gain and _spans(curves, 10):
         axes.set_yscale("log", nonpositive="mask")
+    if x == "megabytes" and far_apart(curves):
+        axes.set_xscale("log", nonpositive="mask")
     for number, (line, c) in enumerate(zip(lines, curves, strict=True)):
         colour, style = COLOURS[number % len(COLOURS)], STYLES[number % len(STYLES)]
-        if x == "megabytes" and line.label.split(",")[0] in references:
+        if x == "megabytes" and sends_nothing(c):  # named on the right, in the same colour and style
             axes.axhline(c.middle[-1], color=colour, linestyle=style, linewidth=1.0, alpha=0.6)
-            words, place = f"{line.label} (sends nothing)", axes.get_yaxis_transform()
-            axes.text(0.02, c.middle[-1], words, color=colour, fontsize=7.5, va="bottom", transform=place)
             continue
         axes.plot(c.x, c.middle, color=colour, linestyle=style, linewidth=1.7, label=line.label)
         if len(line.history.seeds) > 1:

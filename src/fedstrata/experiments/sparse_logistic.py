@@ -75,6 +75,7 @@ def problem_on(
     from fedstrata.errors import unknown
     from fedstrata.experiments.solvers import SparseLogistic
     from fedstrata.models import Linear
+    from fedstrata.problems.base import Metric
     from fedstrata.problems.losses import Classification
     from fedstrata.problems.regularized import Regularized
     from fedstrata.prox import L1, MCP
@@ -92,7 +93,7 @@ def problem_on(
         there = {"weight": jnp.asarray(best[None, :-1], kind), "bias": jnp.asarray(best[-1:], kind)}
         return loss(params, example) - loss(there, example) + (phi.value(params) - phi.value(there))
 
-    return Regularized(loss, phi, metrics={"gap": gap})
+    return Regularized(loss, phi, metrics={"gap": Metric(gap, "min")})
 
 
 def kept_reference(objective: "SparseLogistic", settings: dict[str, Any]) -> "np.ndarray":

@@ -74,7 +74,7 @@ def second_stage(first: "Result", setup: Setup, options: Mapping[str, Any]) -> "
         columns[name] = columns[name] + before.last(name)[..., None]
     return dataclasses.replace(
         first,
-        history=type(before)(before.axes, columns),
+        history=dataclasses.replace(parts[0].history, axes=before.axes, columns=columns, per_client={}),
         problem=problem,
         solutions=jax.tree.map(stacked, *(part.solutions for part in parts)),
         endings=stacked(*(part.endings for part in parts)),

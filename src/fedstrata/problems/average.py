@@ -80,7 +80,8 @@ class Average(LossProblem):
     r"""$\min_x \sum_i p_i \, \frac{1}{n_i} \sum_{\xi \in D_i} \ell(x; \xi)$, with $p_i = 1/N$ or $n_i / n$.
 
     loss: `loss(params, example) -> scalar`, for one example. metrics: more such functions, averaged the same way
-    (a loss object may bring its own: `fs.losses.Classification` has accuracy).
+    (a loss object may bring its own: `fs.losses.Classification` has accuracy); `fs.Metric(function, "max")` declares
+    which end of one is better, so that runs can be chosen by it.
 
     >>> problem = Average(lambda w, example: 0.5 * (w - example["x"]) ** 2)
     """

@@ -1,7 +1,7 @@
 """Problems and oracles: what is minimised, and what one sample can say about it."""
 
 from abc import abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, ClassVar
 
 import equinox as eqx
@@ -12,6 +12,7 @@ from jaxtyping import Array, PRNGKeyArray, PyTree
 from fedstrata.clock import Clock, stream_key
 from fedstrata.data.sampling import Draw, Index, Sampler, sampler
 from fedstrata.data.shard import Sample, Shard
+from fedstrata.directions import Direction, checked
 from fedstrata.problems.rows import Full, Rows
 from fedstrata.random import fold_in
 from fedstrata.vector import Vector
@@ -83,6 +84,25 @@ def model_of(problem: Any) -> Any:
     return getattr(problem, "model", None) or getattr(getattr(problem, "loss", None), "model", None)
 
 
+class Metric(eqx.Module):
+    """A metric that declares its direction: `metrics={"recall": fs.Metric(recall, "max")}`.
+
+    function: what the problem takes as a metric. mode: "max" where high values are better, "min" where low ones are,
+    "none" where neither. A plain function will do for a metric that nothing is chosen by.
+    """
+
+    function: Callable[..., Array]
+    mode: Direction = eqx.field(static=True)
+
+    def __check_init__(self) -> None:
+        if not callable(self.function):
+            raise TypeError(f"Metric: function={self.function!r} must be a function")
+        checked(self.mode, "Metric")
+
+    def __call__(self, *arguments: Any) -> Array:
+        return self.function(*arguments)
+
+
 class Problem(eqx.Module):
     """A federated objective. It knows its true value, gradient and stationarity on full data, and its oracle."""
 
@@ -139,6 +159,15 @@ class Problem(eqx.Module):
     def evaluate_clients(self, x: Vector, rows: Rows) -> dict[str, Array]:
         """Metrics of each client, where they have a meaning."""
         return {}
+
+    def modes(self) -> dict[str, Direction]:
+        """The directions of recorded columns that the library does not know: those that an `fs.Metric` declares.
+
+        A subclass that records more columns adds theirs; names of splits are left out.
+        """
+        own = getattr(self, "metrics", {})
+        found = {**getattr(getattr(self, "loss", None), "metrics", {}), **(own if isinstance(own, Mapping) else {})}
+        return {name: metric.mode for name, metric in found.items() if isinstance(metric, Metric)}
 
     def from_clients(self, x: Vector, values: Array, weights: Array) -> Array | None:
         """The true objective from the clients' "objective" of `evaluate_clients`; None where it does not follow.

@@ -1,5 +1,6 @@
 """Group weights learned on a balanced validation set: group fairness as a bilevel problem."""
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import equinox as eqx
@@ -10,6 +11,7 @@ from jaxtyping import Array, PRNGKeyArray, PyTree
 
 from fedstrata.errors import unknown
 from fedstrata.problems import groups
+from fedstrata.problems.base import Metric
 from fedstrata.problems.bilevel import Bilevel
 from fedstrata.problems.fair import Fair
 from fedstrata.prox import Box
@@ -90,6 +92,12 @@ class AtModel(eqx.Module):
         return self.metric(theta, example)
 
 
+def at_model(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Metrics of the model as those of both variables, with the directions that they declare."""
+    at = lambda metric: Metric(AtModel(metric), metric.mode) if isinstance(metric, Metric) else AtModel(metric)
+    return {name: at(metric) for name, metric in metrics.items()}
+
+
 class Same(eqx.Module):
     """Start values of x: one number for every weight."""
 
@@ -115,7 +123,7 @@ def learn_weights(
         upper=Unweighted(fair),
         lower=Weighted(fair, link),
         start=start,
-        metrics={name: AtModel(metric) for name, metric in fair.all_metrics().items()},
+        metrics=at_model(fair.all_metrics()),
         model=Same(fair.group_count, 0.0 if link == "sigmoid" else 1.0),
         when_not_finite=advice,
         fair=fair,

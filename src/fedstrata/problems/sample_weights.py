@@ -8,8 +8,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
 from fedstrata.problems.average import Average
+from fedstrata.problems.base import Metric
 from fedstrata.problems.bilevel import Bilevel
-from fedstrata.problems.group_weights import AtModel, Same, Unweighted
+from fedstrata.problems.group_weights import Same, Unweighted, at_model
 from fedstrata.problems.losses import Loss
 from fedstrata.vector import Vector
 
@@ -55,8 +56,8 @@ class SampleWeighted(Average):
         """
         held: Any = self.loss
         start = jax.tree.map(jnp.zeros_like, held.loss.model.init(jax.random.key(0)))
-        metrics = {name: AtModel(metric) for name, metric in held.metrics.items()}
-        metrics |= {"weight_of_right": _MeanWeight(0), "weight_of_wrong": _MeanWeight(1)}
+        metrics = at_model(held.metrics)
+        metrics |= {"weight_of_right": Metric(_MeanWeight(0), "max"), "weight_of_wrong": Metric(_MeanWeight(1), "min")}
         above, below = Unweighted(held.loss), _Lower(held.loss)
         return ExampleWeights(above, below, start, metrics=metrics, model=Same(held.weights.shape[0], 0.0), **options)
 

@@ -1,6 +1,5 @@
 """What runs leave for people to read: histories, tables, plots and a progress bar."""
 
-from fedstrata.report.axes import higher_is_better as higher_is_better
 from fedstrata.report.history import WALL_CLOCK as WALL_CLOCK
 from fedstrata.report.history import History as History
 from fedstrata.report.logger import JsonLines as JsonLines

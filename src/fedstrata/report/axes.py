@@ -1,33 +1,8 @@
-"""The small rules a history obeys: what may label an axis, what a column holds, which end of it is the good one."""
+"""The small rules a history obeys: what may label an axis, and what a column holds."""
 
-import re
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
-
-from fedstrata.errors import unknown
-
-Mode = Literal["auto", "min", "max"]
-
-_GAINS = {"accuracy", "auc", "auroc", "pauc", "ap", "precision", "recall", "f1", "r2", "hoyer", "sparsity", "zeros"}
-_COSTS = {"gap", "std", "variance", "error", "loss"}
-
-
-def higher_is_better(column: str) -> bool:
-    """Whether a column is a gain (accuracy, AUC, ...) rather than a cost.
-
-    >>> higher_is_better("test/accuracy"), higher_is_better("objective"), higher_is_better("accuracy_gap")
-    (True, False, False)
-    """
-    words = set(re.split(r"[^a-z0-9]+", column.lower()))
-    return bool(words & _GAINS) and not words & _COSTS
-
-
-def sign(column: str, mode: Mode = "auto") -> int:
-    """+1 where the column is to be maximised, -1 where it is to be minimised."""
-    if mode not in get_args(Mode):
-        raise unknown("mode", str(mode), get_args(Mode))
-    return 1 if mode == "max" or (mode == "auto" and higher_is_better(column)) else -1
 
 
 def scalar(value: Any) -> Any:

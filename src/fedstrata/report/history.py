@@ -2,14 +2,14 @@
 
 import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
+from fedstrata.directions import Direction, Mode, checked, sign
 from fedstrata.errors import unknown
 from fedstrata.report import axes as rules
-from fedstrata.report.axes import Mode
 from fedstrata.report.records import Portable
 
 WALL_CLOCK = ("seconds",)
@@ -22,6 +22,8 @@ class History(Portable):
 
     `columns` holds at least "round". `per_client` metrics have one axis more, `(*axes, T, clients)`.
     Bytes, samples and seconds are cumulative; a diverged run holds NaN from there on.
+    `modes` are the declared directions ("max", "min" or "none") of columns that the library does not know. `problem`
+    and `monitor` are fingerprints of what was minimised and of what else was evaluated, empty where unknown.
 
     >>> h = History({"seed": [0, 1]}, {"round": [[0, 1], [0, 1]], "objective": [[4.0, 1.0], [2.0, 3.0]]})
     >>> h.mean("objective"), h.last("objective")
@@ -31,11 +33,15 @@ class History(Portable):
     axes: dict[str, list]
     columns: dict[str, np.ndarray]
     per_client: dict[str, np.ndarray] = field(default_factory=dict)
+    modes: dict[str, Direction] = field(default_factory=dict)
+    problem: str = ""
+    monitor: str = ""
 
     def __post_init__(self) -> None:
         self.axes = {name: [rules.scalar(v) for v in values] for name, values in self.axes.items()}
         self.columns = {name: rules.column(name, values) for name, values in self.columns.items()}
         self.per_client = {name: rules.column(name, values) for name, values in self.per_client.items()}
+        self.modes = {name: checked(mode, f"History: column {name!r}") for name, mode in self.modes.items()}
         rules.check(self.axes, self.columns, self.per_client)
 
     @property
@@ -82,8 +88,8 @@ class History(Portable):
             last, first = self["round"][..., -1].max(), other["round"][..., 0].min()
             raise ValueError(f"History.concat: the second part starts at round {first}, not after round {last}")
         join = lambda axis, a, b: {k: np.concatenate([a[k], b[k]], axis) for k in a}
-        per_client = join(-2, self.per_client, other.per_client)
-        return History(self.axes, join(-1, self.columns, other.columns), per_client)
+        columns, per_client = join(-1, self.columns, other.columns), join(-2, self.per_client, other.per_client)
+        return replace(self, columns=columns, per_client=per_client)
 
     def select(self, **labels: Any) -> "History":
         """The runs with these axis values; one value drops its axis (but "seed" stays), a list keeps it.
@@ -113,7 +119,7 @@ class History(Portable):
             return values
 
         columns, per_client = ({k: take(v) for k, v in g.items()} for g in (self.columns, self.per_client))
-        return History(axes, columns, per_client)
+        return replace(self, axes=axes, columns=columns, per_client=per_client)
 
     def settings(self) -> Iterator[tuple[dict[str, Any], "History"]]:
         """Every combination of the swept values with the history of its seeds."""
@@ -144,11 +150,11 @@ class History(Portable):
         return np.take(self[column], -1, axis=len(self.axes))
 
     def best(self, column: str, mode: Mode = "auto") -> np.ndarray:
-        """The best value that every run saw over its rounds; "auto" knows that accuracies are to be high."""
-        sign = rules.sign(column, mode)
-        values = sign * self[column].astype(float)
+        """The best value that every run saw over its rounds; with "auto" in the column's declared direction."""
+        to_max = sign(column, mode, self.modes)
+        values = to_max * self[column].astype(float)
         top = np.max(np.where(np.isnan(values), -np.inf, values), axis=len(self.axes))
-        return sign * np.where(np.isnan(values).all(axis=len(self.axes)), np.nan, top)
+        return to_max * np.where(np.isnan(values).all(axis=len(self.axes)), np.nan, top)
 
     def best_setting(self, column: str = "objective", mode: Mode = "auto") -> dict[str, Any]:
         """The swept values with the best final mean over seeds; a setting with a diverged seed never wins.
@@ -158,8 +164,8 @@ class History(Portable):
         >>> h.best_setting()
         {'step_size': 0.1}
         """
-        sign = rules.sign(column, mode)
-        scores = [(sign * h.last(column).mean(), labels) for labels, h in self.settings()]
+        to_max = sign(column, mode, self.modes)
+        scores = [(to_max * h.last(column).mean(), labels) for labels, h in self.settings()]
         finite = [(score, labels) for score, labels in scores if not np.isnan(score)]
         if not finite:
             raise ValueError(f"History.best_setting: every setting diverged, no final {column!r} is a number")

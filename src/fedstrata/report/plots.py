@@ -1,20 +1,21 @@
 """Curves over rounds, examples, bytes or time: mean and band over seeds, each line labelled where it ends."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
+from fedstrata.directions import is_gain
 from fedstrata.errors import unknown
-from fedstrata.files import replacing
-from fedstrata.report.axes import higher_is_better
 from fedstrata.report.history import History
 from fedstrata.report.labels import label_ends
 from fedstrata.report.series import series
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+
+    from fedstrata.figures import Figure
 
 X = Literal["round", "samples", "megabytes", "seconds"]
 Band = Literal["std", "ci", "quantiles", "none"]
@@ -69,7 +70,9 @@ def plot(
     """One line per method and swept value, with a band over seeds; saved where `path` says (.png, .pdf, .svg).
 
     `results` is a dictionary from labels to histories (or results of `run`), or a list of them. With `log="auto"` the
-    vertical axis is logarithmic when a cost falls by more than two orders of magnitude.
+    vertical axis is logarithmic when a cost falls by more than two orders of magnitude. Over megabytes a method that
+    sends nothing (a centralised one) is a thin horizontal line at its last value, and the axis is logarithmic where one
+    method sends more than twenty times as much as another.
     """
     for what, value, known in (("x axis", x, get_args(X)), ("band", band, get_args(Band))):
         if value not in known:
@@ -81,30 +84,59 @@ def plot(
         if y not in line.history.columns:
             raise unknown(f"column of {line.label!r}", y, line.history.columns)
     curves = [curve(line.history, y, x, band) for line in lines]
+    still = [x == "megabytes" and sends_nothing(c) for c in curves]
+    if all(still):
+        raise ValueError("plot: none of these methods sends anything, so there are no megabytes; give x='round'")
+    sent = np.concatenate([c.x for c, free in zip(curves, still, strict=True) if not free])
+    apart = x == "megabytes" and far_apart(curves)
+    span = np.array([sent[sent > 0].min() if apart else 0.0, sent.max()])
+    shown = lambda c: Curve(*(part[c.x > 0] for part in c)) if apart else c  # round 0 has no place on a log axis
+    curves = [_level(c, span) if free else shown(c) for c, free in zip(curves, still, strict=True)]
+    labels = [f"{line.label} (sends nothing)" if free else line.label for line, free in zip(lines, still, strict=True)]
 
-    from matplotlib.figure import Figure
+    from fedstrata.figures import Figure
 
-    width = 5.4 + 0.08 * max(len(line.label) for line in lines)  # room for the longest label
+    width = 5.4 + 0.08 * max(map(len, labels))  # room for the longest label
     figure = Figure(figsize=(width, max(3.8, 0.9 + 0.2 * len(lines))), layout="constrained")
     axes = figure.add_subplot()
-    if log is True or (log == "auto" and not higher_is_better(y) and _falls_far(curves)):
+    if log is True or (
+        log == "auto" and not any(is_gain(y, line.history.modes) for line in lines) and _falls_far(curves)
+    ):
         axes.set_yscale("log", nonpositive="mask")
+    if apart:
+        axes.set_xscale("log", nonpositive="mask")
     for i, c in enumerate(curves):
-        _draw(axes, c, COLOURS[i % len(COLOURS)], STYLES[i % len(STYLES)], lines[i].label, len(lines[i].history.seeds))
+        seeds = 1 if still[i] else len(lines[i].history.seeds)
+        _draw(axes, c, COLOURS[i % len(COLOURS)], STYLES[i % len(STYLES)], lines[i].label, seeds)
+        axes.lines[-1].set_linewidth(0.9 if still[i] else 1.6)
     axes.set_xlabel(_X_LABELS[x])
     axes.set_ylabel(_Y_LABELS.get(y, y.replace("/", " ").replace("_", " ")))
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25, linewidth=0.6)
     axes.margins(x=0.02)
-    label_ends(axes, [(axes.lines[i], _with_fate(lines[i].label, c)) for i, c in enumerate(curves)])
+    label_ends(axes, [(axes.lines[i], _with_fate(labels[i], c)) for i, c in enumerate(curves)])
     if path is not None:
-        with replacing(path) as temporary:
-            figure.savefig(temporary, dpi=200)
+        figure.write(path, dpi=200)
     return figure
 
 
+def sends_nothing(c: Curve) -> bool:
+    """Of a curve over megabytes: whether it stays at zero, where it would be a vertical line."""
+    return not c.x.any()
+
+
+def far_apart(curves: Sequence[Curve]) -> bool:
+    """Whether methods send such different amounts that on a linear axis some would be vertical lines."""
+    ends = [c.x[-1] for c in curves if not sends_nothing(c)]
+    return bool(ends) and max(ends) > 20 * min(ends)
+
+
+def _level(c: Curve, span: np.ndarray) -> Curve:
+    return Curve(span, *(np.repeat(part[-1], 2) for part in (c.middle, c.low, c.high)))
+
+
 def _draw(axes: "Axes", c: Curve, colour: str, style: Any, label: str, seeds: int) -> None:
-    axes.plot(c.x, c.middle, color=colour, linestyle=style, linewidth=1.6, label=label)
+    axes.plot(c.x, c.middle, color=colour, linestyle=style, label=label)
     if seeds > 1 and not np.array_equal(c.low, c.high, equal_nan=True):
         low = c.low
         if axes.get_yscale() == "log":

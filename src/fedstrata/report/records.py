@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
+from fedstrata.directions import Direction
 from fedstrata.files import replacing
 
 if TYPE_CHECKING:
     import pandas
 
 CLIENTS = "per_client/"  # prefix of the fields that hold one number per client
+ABOUT, MODE = "about:", "mode:"  # prefixes of the fields, the same in every record, that are words about the history
 
 
 class Portable:
@@ -24,17 +26,26 @@ class Portable:
     axes: dict[str, list]
     columns: dict[str, np.ndarray]
     per_client: dict[str, np.ndarray]
+    modes: dict[str, Direction]
+    problem: str
+    monitor: str
+
+    def about(self) -> dict[str, str]:
+        """What is known of the columns and of the problem, by words; without what is not known."""
+        known = {"problem": self.problem, "monitor": self.monitor}
+        return {n: w for n, w in known.items() if w} | {f"{MODE}{n}": w for n, w in self.modes.items()}
 
     def to_json(self) -> dict[str, Any]:
         """A dictionary that `json.dumps` accepts in strict mode; NaN becomes None."""
         columns, per_client = ({k: _plain(v.tolist()) for k, v in g.items()} for g in (self.columns, self.per_client))
-        return {"axes": {k: _plain(v) for k, v in self.axes.items()}, "columns": columns, "per_client": per_client}
+        axes = {k: _plain(v) for k, v in self.axes.items()}
+        return {"axes": axes, "columns": columns, "per_client": per_client, "about": self.about()}
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> Self:
         columns, per_client = ({k: _numbers(v) for k, v in content[g].items()} for g in ("columns", "per_client"))
         axes = {name: [_label(v) for v in values] for name, values in content["axes"].items()}
-        return cls(axes, columns, per_client)  # type: ignore[call-arg]
+        return cls(axes, columns, per_client, **_about(content.get("about", {})))  # type: ignore[call-arg]
 
     def to_jsonl(self, path: str | Path) -> Path:
         """One JSON object per run and round; NaN becomes null, an infinity the string "Infinity"."""
@@ -89,12 +100,13 @@ class Portable:
         """One dictionary per run and round, in the order of the axes."""
         names = [*self._names(), *(CLIENTS + name for name in self.per_client)]
         values = [*(self.columns[name] for name in self._names()), *self.per_client.values()]
+        about = {ABOUT + name: word for name, word in self.about().items()}
         runs = itertools.product(*(enumerate(labels) for labels in self.axes.values()))
         for run in runs:
             index = tuple(i for i, _ in run)
             labels = dict(zip(self.axes, (label for _, label in run), strict=True))
             for row in zip(*(v[index].tolist() for v in values), strict=True):
-                yield {**labels, **dict(zip(names, row, strict=True))}
+                yield {**labels, **dict(zip(names, row, strict=True)), **about}
 
     @classmethod
     def from_records(cls, records: list[dict[str, Any]], where: str = "records") -> Self:
@@ -119,9 +131,16 @@ class Portable:
             values = _numbers([[row[name] for row in rows] for rows in ordered])
             return values.reshape(*shape, *values.shape[1:])
 
-        columns = {name: stack(name) for name in names if not name.startswith(CLIENTS)}
+        columns = {name: stack(name) for name in names if not name.startswith((CLIENTS, ABOUT))}
         per_client = {name.removeprefix(CLIENTS): stack(name) for name in names if name.startswith(CLIENTS)}
-        return cls(axes, columns, per_client)  # type: ignore[call-arg]
+        about = {name.removeprefix(ABOUT): records[0][name] for name in names if name.startswith(ABOUT)}
+        return cls(axes, columns, per_client, **_about(about))  # type: ignore[call-arg]
+
+
+def _about(words: dict[str, str]) -> dict[str, Any]:
+    """The inverse of `about`; files from before it existed have none."""
+    modes = {name.removeprefix(MODE): word for name, word in words.items() if name.startswith(MODE)}
+    return {"modes": modes, "problem": words.get("problem", ""), "monitor": words.get("monitor", "")}
 
 
 def _plain(value: Any) -> Any:

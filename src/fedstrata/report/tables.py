@@ -1,13 +1,14 @@
 """Methods side by side: final values with their spread over seeds, the best of every column marked."""
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from fedstrata.directions import Column, Direction, checked, column
 from fedstrata.errors import unknown
-from fedstrata.report.axes import sign
 from fedstrata.report.format import byte_unit, human_seconds, plus_minus
 from fedstrata.report.series import Series, series
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     import rich.table
 
 _FIRST, _LAST = ("objective", "stationarity"), ("bytes_up", "bytes_down", "seconds")
-_UNRANKED = ("round", "samples")  # how far a run went, not how well
+_HOW_FAR = ("round", "samples")  # how far a run went, not how well
 
 
 class Cell(NamedTuple):
@@ -26,11 +27,12 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True)
 class Comparison:
-    """A table of `Cell`s, a row per setting; print it as Markdown, with rich, or as JSON."""
+    """A table of `Cell`s, a row per setting; print it as Markdown, with rich, or as JSON. Notes stand under it."""
 
     columns: tuple[str, ...]
     rows: tuple[Series, ...]
     cells: tuple[tuple[Cell | None, ...], ...]
+    notes: tuple[str, ...] = ()
 
     def markdown(self) -> str:
         """A Markdown table; the best value of a column is bold."""
@@ -40,7 +42,12 @@ class Comparison:
         widths = [max(len(line[i]) for line in [header, *body]) for i in range(len(header))]
         rule = ["-" * widths[0], *("-" * (w - 1) + ":" for w in widths[1:])]
         lines = [[line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])] for line in [header, rule, *body]]
-        return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+        table = "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+        return table + "".join(f"\n{_escape(note)}\n" for note in self.notes)
+
+    def _repr_markdown_(self) -> str:
+        """What Jupyter shows as the result of a cell."""
+        return self.markdown()
 
     def rich(self) -> "rich.table.Table":
         """A table for the terminal; the best value of a column is bold and starred, so that colour is not needed."""
@@ -49,7 +56,8 @@ class Comparison:
 
         header, body = self._text()
         marked = any(cell is not None and cell.best for row in self.cells for cell in row)
-        table = Table(caption="* best of its column" if marked else None)
+        words = [*(["* best of its column"] if marked else []), *self.notes]
+        table = Table(caption=Text("\n".join(words)) if words else None)
         table.add_column(header[0])
         for name in header[1:]:
             table.add_column(Text(name), justify="right")
@@ -71,7 +79,7 @@ class Comparison:
                 for name, cell in zip(self.columns, cells, strict=True)
             }
             rows.append({"label": row.label, "setting": row.setting, "seeds": row.history.seeds, "values": values})
-        return {"columns": list(self.columns), "rows": rows}
+        return {"columns": list(self.columns), "rows": rows, "notes": list(self.notes)}
 
     def _text(self) -> tuple[list[str], list[list[str]]]:
         header, texts = ["method"], []
@@ -88,11 +96,15 @@ class Comparison:
         return header, [[row.label, *line] for row, line in zip(self.rows, zip(*texts, strict=True), strict=True)]
 
 
-def compare(results: Any, columns: list[str] | None = None) -> Comparison:
+def compare(
+    results: Any, columns: Sequence[str] | None = None, modes: Mapping[str, Direction] | None = None
+) -> Comparison:
     """Final mean and standard deviation over seeds of every method and swept value.
 
-    `results` is a dictionary from labels to histories (or results of `run`). Losses, objectives, bytes and seconds
-    are better when low, accuracies and AUCs when high; equal values share the mark, and a diverged run never has it.
+    `results` is a dictionary from labels to histories (or results of `run`). The best value of a column is marked, in
+    the column's declared direction; `modes={"my_column": "max"}` declares that of your own. Equal values share the
+    mark, and a diverged run never has it. Not marked are columns without a direction, columns of a single row, and
+    objectives (and what else is a value of the problem) where the rows minimised different problems.
 
     >>> import numpy as np
     >>> from fedstrata.report import History
@@ -106,31 +118,55 @@ def compare(results: Any, columns: list[str] | None = None) -> Comparison:
     rows = series(results, "compare")
     known = list(dict.fromkeys(name for row in rows for name in row.history.columns))
     if columns is None:
-        middle = [name for name in known if name not in (*_FIRST, *_LAST, *_UNRANKED)]
+        middle = [name for name in known if name not in (*_FIRST, *_LAST, *_HOW_FAR)]
         columns = [name for name in (*_FIRST, *middle, *_LAST) if name in known]
     for name in columns:
         if name not in known:
             raise unknown("history column", name, known)
     if not columns:
         raise ValueError("compare: no column to show; record a metric or name the columns")
-    by_column = [_column(name, rows) for name in columns]
-    return Comparison(tuple(columns), tuple(rows), tuple(zip(*by_column, strict=True)))
+    for name, mode in (modes or {}).items():
+        if name not in known:
+            raise unknown("history column in modes", name, known)
+        checked(mode, f"compare: modes, column {name!r}")
+    declared = {name: _declared(name, rows, modes or {}) for name in columns}
+    apart = [name for name in columns if _of_different_problems(name, declared[name], rows)]
+    rank: dict[str, Direction] = {n: c.direction for n, c in declared.items() if c is not None and n not in apart}
+    by_column = [_column(name, rows, rank.get(name, "none")) for name in columns]
+    notes = [f"Not ranked across different problems: {', '.join(apart)}."] if apart else []
+    return Comparison(tuple(columns), tuple(rows), tuple(zip(*by_column, strict=True)), tuple(notes))
 
 
-def _column(name: str, rows: list[Series]) -> list[Cell | None]:
+def _declared(name: str, rows: list[Series], modes: Mapping[str, Direction]) -> Column | None:
+    """What all rows that have the column say of it; None where it is not known, or where they do not agree."""
+    if name in modes:
+        return column(name, modes)
+    found = {column(name, row.history.modes) for row in rows if name in row.history.columns}
+    return found.pop() if len(found) == 1 else None
+
+
+def _of_different_problems(name: str, declared: Column | None, rows: list[Series]) -> bool:
+    """Histories that do not know their problem are taken to be of one."""
+    having = [row.history for row in rows if name in row.history.columns]
+    problems = {h.monitor if name.startswith("monitor/") else h.problem for h in having}
+    return declared is not None and declared.of_problem and len(problems) > 1
+
+
+def _column(name: str, rows: list[Series], direction: Direction) -> list[Cell | None]:
     ends = [
         (float(row.history.mean(name)[-1]), float(row.history.std(name)[-1])) if name in row.history.columns else None
         for row in rows
     ]
     lost = -math.inf  # diverged or without this column
+    to_max = 1 if direction == "max" else -1
     goodness = [
-        lost if end is None or math.isnan(end[0]) or _diverged(row) else sign(name) * end[0]
+        lost if end is None or math.isnan(end[0]) or _diverged(row) else to_max * end[0]
         for end, row in zip(ends, rows, strict=True)
     ]
     ranked = [good for good in goodness if good != lost]
-    # A column of equals has no best, but the only survivor has.
-    clear = len(rows) > len(ranked) == 1 or len(set(ranked)) > 1
-    top = max(ranked) if clear and name not in _UNRANKED else math.nan
+    # A column of equals has no best, and neither has one that a single row has; but the only survivor has.
+    clear = sum(end is not None for end in ends) > len(ranked) == 1 or len(set(ranked)) > 1
+    top = max(ranked) if clear and direction != "none" else math.nan
     return [None if end is None else Cell(*end, best=good == top) for end, good in zip(ends, goodness, strict=True)]
 
 

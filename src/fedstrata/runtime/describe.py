@@ -12,6 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+ROWS = 1024  # of a split that a fingerprint looks at
+
 
 def describe(value: Any, seen: tuple[int, ...] = ()) -> Any:
     """Plain JSON for a hyper-parameter, function, module or array; equal things give equal words.
@@ -45,6 +47,25 @@ def describe(value: Any, seen: tuple[int, ...] = ()) -> Any:
     if isinstance(value, types.CodeType):
         return _short(value.co_code + repr((inside(value.co_consts), value.co_names)).encode())
     return _other(value, inside)
+
+
+def fingerprint(problem: Any, federation: Any, weights: Any) -> str:
+    """What a run minimises, as its class and a digest: equal words for equal objectives on equal data.
+
+    Metrics do not count, nor do splits that are only evaluated. Of a large split evenly spaced rows are looked at.
+    """
+    some = lambda array: array[np.linspace(0, len(array) - 1, min(len(array), ROWS)).astype(np.int64)]
+    try:
+        fields = {name: words for name, words in describe(problem).items() if name != "metrics"}
+        splits = {name: federation[name] for name in sorted({*problem.streams.values()})}
+        data = {
+            name: [[split.size, some(np.asarray(split.offsets))], *map(some, jax.tree.leaves(split.examples))]
+            for name, split in splits.items()
+        }
+        words = repr([fields, describe(data), None if problem.weighs_clients else weights])
+    except Exception:  # a problem may hold anything, and no run should fail for want of a name
+        return ""
+    return f"{type(problem).__name__} {_short(words.encode())}"
 
 
 def _other(value: Any, inside: Any) -> Any:

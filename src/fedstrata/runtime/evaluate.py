@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from fedstrata.algorithm import Algorithm
+from fedstrata.directions import Direction
 from fedstrata.runtime.crew import unspread
 from fedstrata.runtime.local import part_of_time
 from fedstrata.runtime.sight import show_server
@@ -38,6 +39,12 @@ def measure(
     if plan.per_client:
         out |= {f"client/{n}": v for n, v in world.problem.evaluate_clients(x, world.full["train"]).items()}
     return x, {name: v.astype(widest(v.dtype, jnp.float32)) for name, v in out.items()}
+
+
+def modes_of(problem: Any, algorithm: Algorithm, monitor: Any = None) -> dict[str, Direction]:
+    """The directions that a problem, an algorithm and a monitor declare of the columns they record."""
+    theirs = {} if monitor is None else {f"monitor/{name}": mode for name, mode in monitor.modes().items()}
+    return {**algorithm.modes(), **problem.modes(), **theirs}
 
 
 def judge(plan: Plan, carry: Carry, x: Vector, found: dict[str, Array], round: Array) -> Carry:

@@ -48,6 +48,7 @@ class Job(NamedTuple):
     rounds: int
     every: int  # rounds between evaluations
     threads: int = 1  # equal groups of runs, side by side: small programs leave the other cores idle
+    minimised: tuple[str, str] = ("", "")  # fingerprints of the problem and of the monitor, for the history
 
     @property
     def runs(self) -> int:

@@ -10,6 +10,7 @@ import numpy as np
 
 from fedstrata.memory import Pool
 from fedstrata.placement import Hidden
+from fedstrata.runtime.evaluate import modes_of
 from fedstrata.runtime.job import Job
 from fedstrata.runtime.processes import agreed
 from fedstrata.runtime.records import Records
@@ -142,9 +143,11 @@ class Run:
         reshape = lambda tree: jax.tree.map(lambda a: np.asarray(a).reshape((*shape, *a.shape[1:])), tree)
         best = carry.best_x if job.plan.select is not None else job.solutions(carry)
         status = np.asarray(carry.status)
+        about = {"modes": modes_of(job.world.problem, algorithm, job.world.monitor)}
+        about |= dict(zip(("problem", "monitor"), job.minimised, strict=True))
         return Result(
             label=label,
-            history=self.records.history(job.axes, job.ledger, self.rejoining),
+            history=self.records.history(job.axes, job.ledger, self.rejoining, **about),
             problem=job.world.problem,
             algorithm=algorithm,
             ledger=job.ledger,

@@ -9,6 +9,7 @@ from fedstrata.report.history import History
 from fedstrata.transport.ledger import Ledger
 
 COUNTS = ("samples", "took")
+OWN = ("round", "samples", "bytes_up", "bytes_down", "seconds")  # columns of every history, beside what is evaluated
 
 
 class Records:
@@ -58,8 +59,8 @@ class Records:
     def latest(self, name: str) -> np.ndarray:
         return self.rows[name][-1]
 
-    def history(self, axes: dict[str, list], ledger: Ledger, rejoining: bool) -> History:
-        """The history with its axes labelled and bytes counted."""
+    def history(self, axes: dict[str, list], ledger: Ledger, rejoining: bool, **about: Any) -> History:
+        """The history with its axes labelled and bytes counted. about: further fields of it."""
         shape = tuple(len(v) for v in axes.values())
         wide = {n: np.stack(v, axis=1).reshape((*shape, len(v), *v[0].shape[1:])) for n, v in self.rows.items()}
         everywhere = lambda values: np.broadcast_to(np.asarray(values), (*shape, len(self.rounds)))
@@ -69,7 +70,7 @@ class Records:
         columns = {"round": everywhere(self.rounds), **wide}
         more = np.minimum(took, self.early.reshape((*shape, 1))) * ledger.more_at_first
         columns |= {"bytes_up": took * up, "bytes_down": took * down + more, "seconds": everywhere(self.seconds)}
-        return History(axes, columns, per_client)
+        return History(axes, columns, per_client, **about)
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Everything as arrays, for a checkpoint."""

@@ -13,7 +13,7 @@ from fedstrata.transport.privacy import Spent
 from fedstrata.vector import Vector
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from fedstrata.figures import Figure
 
 ENDINGS = ("finished", "diverged", "exploded", "stopped early")
 

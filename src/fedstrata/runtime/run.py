@@ -7,18 +7,20 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import equinox as eqx
 import jax
 import numpy as np
 
 from fedstrata.algorithm import Algorithm, steps_of, with_values
 from fedstrata.data.federation import Federation
 from fedstrata.data.sampling import Replay, sampler
+from fedstrata.directions import Mode, sign
 from fedstrata.errors import unknown
 from fedstrata.problems.base import Problem
-from fedstrata.report.axes import sign
 from fedstrata.report.progress import Progress
 from fedstrata.runtime.checkpoint import CheckpointError, Checkpoints
-from fedstrata.runtime.evaluate import measure
+from fedstrata.runtime.describe import fingerprint
+from fedstrata.runtime.evaluate import measure, modes_of
 from fedstrata.runtime.execution import settle
 from fedstrata.runtime.job import Job, ledger_of, repeat_runs, seed_list, spread, start_points
 from fedstrata.runtime.mesh import mesh_of
@@ -54,6 +56,7 @@ def prepare(
     stationarity: bool = True,
     per_client: bool = False,
     select: str | None = None,
+    mode: Mode = "auto",
     patience: int | None = None,
     explosion: float = 1e6,
     execution: Any = "auto",
@@ -68,11 +71,15 @@ def prepare(
             raise ValueError(f"{name}={value!r} must be a whole number >= {low}")
     if patience is not None and select is None:
         raise ValueError('patience needs select, the column to watch, e.g. select="valid/loss"')
+    if mode != "auto" and select is None:
+        raise ValueError(f'mode={mode!r} needs select, the column that it is about, e.g. select="valid/loss"')
     listed = seed_list(seeds)
     points = start_points(problem, params, listed)
     x0 = jax.tree.map(lambda a: a[0], points)
     check_parameters(points)
     problem.check(x0, federation)
+    said = lambda problem: "" if problem is None else fingerprint(problem, federation, weights)
+    minimised = said(problem), said(monitor)
     rule = sampler(batch_size, sampling)
     problem = problem.bind(x0, federation, rule)
     if isinstance(rule, Replay):
@@ -91,22 +98,31 @@ def prepare(
         records=8 if per_client else RECORDS,
         stationarity=stationarity,
         per_client=per_client,
-        select=select,
-        sign=sign(select) if select else -1,
         patience=patience,
         explosion=float(explosion),
     )
     kind, paid = Streamed if host else Job, ledger_of(world, algorithm, x0)
-    job = kind(world, plan, values, rest, all_x0, keys, axes, paid, int(rounds), int(every))
+    job = kind(world, plan, values, rest, all_x0, keys, axes, paid, int(rounds), int(every), minimised=minimised)
     if over is not None:
         job = job.over(over)
     elif not host:
         job = job._replace(threads=threads_for(job.runs // job.seeds, job.seeds))
     if select is not None:
-        columns = jax.eval_shape(lambda: measure(world, algorithm, plan._replace(select=None), *_state(job))[1])
-        if select not in columns:
-            raise unknown("column to select by", select, columns)
+        single = [name for name, value in recorded(job).items() if not value.shape]
+        if select not in single:
+            raise unknown("column to select by", select, single)
+        to_max = sign(select, mode, modes_of(problem, algorithm, monitor))
+        job = job._replace(plan=plan._replace(select=select, sign=to_max))
     return settle(job, execution)
+
+
+def recorded(job: Job) -> dict[str, Any]:
+    """Shapes and dtypes of the columns that an evaluation of one run records."""
+    carry = job._replace(plan=job.plan._replace(select=None)).shapes()
+    local = {} if job.world.streamed else carry.local
+    state = jax.tree.map(lambda a: jax.numpy.zeros(a.shape[1:], a.dtype), (carry.shared, local))
+    algorithm = eqx.combine(jax.tree.map(lambda a: a[0], job.values), job.rest)
+    return jax.eval_shape(lambda: measure(job.world, algorithm, job.plan, *state)[1])
 
 
 def run(
@@ -134,6 +150,7 @@ def run(
     evaluate_every: rounds between exact evaluations (default: about 100 in all). evaluate: extra splits (default: all).
     monitor: another problem to evaluate on. per_client: record every client's metrics too.
     select, patience: keep the solution that is best on a column ("valid/loss"), and stop when it no longer improves.
+    mode: whether that column is best at its "max" or its "min"; "auto": as it declares (`fs.Metric` declares your own).
     execution: clients by "vmap", "map", a chunk size, or "auto".
     mesh: spread the clients, with their data and state, over "all" devices or so many, in one process or several.
     stream: leave data and clients' own state on the host, where only the cohort's travel (default: if they are large).
@@ -189,10 +206,3 @@ def run(
     if result.diverged:
         warnings.warn("\n".join(result.notes), DivergenceWarning, stacklevel=2)
     return result
-
-
-def _state(job: Job) -> tuple[Any, Any]:
-    """The shared and the local state of one run, as zeros."""
-    carry = job._replace(plan=job.plan._replace(select=None)).shapes()
-    local = {} if job.world.streamed else carry.local
-    return jax.tree.map(lambda a: jax.numpy.zeros(a.shape[1:], a.dtype), (carry.shared, local))

@@ -1,5 +1,6 @@
 """`fs.tune`: the same procedure for every method: a grid, a choice on validation data, a rerun on fresh seeds."""
 
+import inspect
 import itertools
 import warnings
 from collections.abc import Mapping, Sequence
@@ -10,11 +11,14 @@ import numpy as np
 
 from fedstrata.algorithm import Algorithm, reals, with_values
 from fedstrata.data.federation import Federation
+from fedstrata.directions import Mode, sign
+from fedstrata.errors import unknown
 from fedstrata.problems.base import Problem
-from fedstrata.report.axes import sign
+from fedstrata.runtime.evaluate import modes_of
 from fedstrata.runtime.job import seed_list
+from fedstrata.runtime.records import OWN
 from fedstrata.runtime.result import DivergenceWarning, Result
-from fedstrata.runtime.run import run
+from fedstrata.runtime.run import prepare, recorded, run
 
 FRESH = 1000  # seeds of the rerun start here: none of them was used for the choice
 
@@ -43,6 +47,7 @@ def tune(
     *,
     rounds: int,
     select: str = "valid/loss",
+    mode: Mode = "auto",
     seeds: int | Sequence[int] = 3,
     final_seeds: int | Sequence[int] = 5,
     **options: Any,
@@ -50,7 +55,8 @@ def tune(
     """Run every setting of the grid, choose by the mean of `select` at the end, and run the choice on fresh seeds.
 
     Real hyper-parameters are swept in one program; others (local_steps, say) cost a program per value. A setting that
-    diverges on any seed is never chosen. Options are those of `fs.run`.
+    diverges on any seed is never chosen. mode: whether `select` is best at its "max" or its "min"; "auto": as it
+    declares. Options are those of `fs.run`.
     """
     if not grid:
         raise ValueError("tune: the grid is empty; give at least one hyper-parameter and its values")
@@ -59,6 +65,13 @@ def tune(
         raise ValueError(
             f"tune: select={select!r} needs a split {split!r}; make one with federation.hold_out({split!r})"
         )
+    first = with_values(algorithm, **{name: values[0] for name, values in grid.items()})
+    known = {n: v for n, v in options.items() if n in inspect.signature(prepare).parameters and n != "patience"}
+    job = prepare(problem, first, federation, rounds=rounds, seeds=seeds, **{**known, "execution": "vmap"})
+    columns = [*OWN, *(name for name, value in recorded(job).items() if not value.shape)]
+    if select not in columns:
+        raise unknown("column to tune by", select, columns)
+    to_max = sign(select, mode, modes_of(problem, algorithm, options.get("monitor")))
     swept = {n: list(v) for n, v in grid.items() if n in reals(algorithm) and not any(callable(x) for x in v)}
     fixed = {n: list(v) for n, v in grid.items() if n not in swept}
     scores: list[tuple[dict[str, Any], float, float]] = []
@@ -76,7 +89,7 @@ def tune(
         raise ValueError(
             f"tune: {type(algorithm).__name__} diverged at every setting of {dict(grid)}; try smaller steps"
         )
-    chosen = max(good, key=lambda s: sign(select) * s[1])[0]
+    chosen = max(good, key=lambda s: to_max * s[1])[0]
     final = final_seeds if not isinstance(final_seeds, int) else range(FRESH, FRESH + final_seeds)
     if {*seed_list(seeds)} & {*final}:
         raise ValueError("tune: final_seeds must not contain a seed that was used for the choice")

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 from fedstrata.algorithm import Cohort, real
 from fedstrata.algorithms.regularized.base import ProximalMethod
+from fedstrata.directions import Direction
 from fedstrata.placement import Broadcast, Local, Reported
 from fedstrata.problems.base import CompositeOracle
 from fedstrata.vector import Vector
@@ -88,6 +89,9 @@ class FedNMap(ProximalMethod):
 
     def diagnose(self, problem: Any, state: State, x: Vector, gradient: Vector) -> dict[str, Any]:
         return {"normal_map": (gradient + (state.z - x) / self.gamma).norm()}
+
+    def modes(self) -> dict[str, Direction]:
+        return {"normal_map": "min"}
 
     @classmethod
     def theory(

@@ -3,11 +3,11 @@
 import inspect
 from typing import Any
 
-from fedstrata.data.sources import bundled, by_hand, clinical, credit, finance, images, libsvm
+from fedstrata.data.sources import bundled, by_hand, clinical, credit, finance, images, libsvm, store
 from fedstrata.data.sources.dataset import Dataset, Source
 from fedstrata.errors import unknown
 
-__all__ = ["Dataset", "Source", "available", "load"]
+__all__ = ["Dataset", "Source", "available", "load", "status", "where"]
 
 
 def available() -> dict[str, Source]:
@@ -19,6 +19,27 @@ def available() -> dict[str, Source]:
     modules = (bundled, by_hand, clinical, credit, finance, images, libsvm)
     found = [source for module in modules for source in module.SOURCES]
     return {source.name: source for source in sorted(found, key=lambda source: source.name)}
+
+
+def status(name: str | None = None, *, verify: bool = False) -> list[store.Status]:
+    """One row per file of a data set, or of all: those with an address or a checksum, and those to be put by hand."""
+    rows = [*store.status(verify=verify), *map(by_hand.status, by_hand.FILES)]
+    return [row for row in rows if name in (None, row.source)]
+
+
+def where(name: str) -> str:
+    """Where the files of a data set are, in words.
+
+    >>> where("iris")
+    'built in'
+    """
+    rows = status(name)
+    here = sum(row.where != "missing" for row in rows)
+    if not rows:
+        return "built in"
+    if here == len(rows):
+        return "here"
+    return "to be put by hand" if name in by_hand.FILES else f"{here} of {len(rows)} here" if here else "not here"
 
 
 def load(name: str, /, **options: Any) -> Dataset:

@@ -15,13 +15,17 @@ from fedstrata.data.sources.dataset import Dataset, Source
 from fedstrata.data.sources.images import examples_of
 
 FILES = {
-    "cifar100": ("cifar-100-binary.tar.gz", "the official archive, binary version, of www.cs.toronto.edu/~kriz"),
-    "chestmnist": ("chestmnist.npz", "the official 28 x 28 file of MedMNIST v2 (medmnist.com)"),
+    "cifar100": (
+        "cifar-100-binary.tar.gz",
+        "the official archive, binary version, from https://www.cs.toronto.edu/~kriz/cifar.html",
+    ),
+    "chestmnist": ("chestmnist.npz", "the official 28 x 28 file of MedMNIST v2, from https://medmnist.com"),
     "chexpert": (
         "consolidation.npz",
-        "made by hand from CheXpert (stanfordmlgroup.github.io, after an agreement): uint8 arrays train_images, "
-        "val_images and test_images of one size, and 0/1 arrays train_labels, val_labels and test_labels "
-        "(Consolidation; the last 1,000 training pictures are val, the official validation set is test)",
+        "made by hand from CheXpert, which https://stanfordmlgroup.github.io/competitions/chexpert gives after an "
+        "agreement: uint8 arrays train_images, val_images and test_images of one size, and 0/1 arrays train_labels, "
+        "val_labels and test_labels (Consolidation; the last 1,000 training pictures are val, the official validation "
+        "set is test)",
     ),
 }
 MASS = 4  # the column of ChestMNIST's fourteen findings
@@ -34,15 +38,28 @@ def find(name: str) -> Path | None:
     return next((path for path in paths if path.is_file()), None)
 
 
-def _read(name: str) -> bytes:
+def needed(name: str) -> Path:
+    """The file of such a set; where it is nowhere, an error that says what to get, from where, and where to put it."""
     path = find(name)
     if path is None:
         file, what = FILES[name]
         place = store.shared() or "$FEDSTRATA_DATA (not set)"
         raise FileNotFoundError(
-            f"{name}: data absent. Put {file} ({what}) into {place}/{name} or {store.cache() / name}."
+            f"{name}: data absent, and it cannot be downloaded for you. Put {file} ({what}) into {place}/{name} or "
+            f"{store.cache() / name}."
         )
-    return path.read_bytes()
+    return path
+
+
+def status(name: str) -> store.Status:
+    """The row of such a file; nobody knows its checksum."""
+    path = find(name)
+    found = ("missing", 0) if path is None else (str(path), path.stat().st_size)
+    return store.Status(name, FILES[name][0], *found, "unchecked")
+
+
+def _read(name: str) -> bytes:
+    return needed(name).read_bytes()
 
 
 def cifar100(flat: bool = False) -> Dataset:

@@ -40,12 +40,14 @@ def fashion_mnist(flat: bool = False) -> Dataset:
     return _mnist_like("fashion_mnist", flat)
 
 
-def cifar10(flat: bool = False) -> Dataset:
-    """CIFAR-10, 32 x 32 x 3: official train batches 1 and 2 (20,000 pictures) and the whole test batch (10,000)."""
+def cifar10(flat: bool = False, batches: int = 5) -> Dataset:
+    """CIFAR-10, 60,000 pictures, 32 x 32 x 3; of the five official train batches of 10,000, the first so many."""
+    if isinstance(batches, bool) or not isinstance(batches, int) or not 1 <= batches <= 5:
+        raise ValueError(f"cifar10: batches={batches!r} must be a whole number from 1 to 5")
     with np.load(io.BytesIO(store.read("cifar10", "labels.npz")), allow_pickle=False) as stored:
         labels = dict(stored)
     batch = lambda name: np.load(io.BytesIO(store.read("cifar10", f"{name}.npy.xz")), allow_pickle=False)
-    train = ("data_batch_1", "data_batch_2")
+    train = [f"data_batch_{k}" for k in range(1, batches + 1)]
     images, names = np.concatenate([batch(n) for n in train]), np.concatenate([labels[n] for n in train])
     test = examples_of(batch("test_batch"), labels["test_batch"], flat)
     return Dataset(examples_of(images, names, flat), test, classes=10)
@@ -96,7 +98,7 @@ def _drawings(which: str, size: int, flat: bool) -> tuple[Arrays, np.ndarray, np
 SOURCES = (
     Source("mnist", "handwritten digits, 28 x 28", "LeCun, Cortes and Burges", "CC BY-SA 3.0", mnist),
     Source("fashion_mnist", "clothing, 28 x 28", "Zalando Research", "MIT", fashion_mnist),
-    Source("cifar10", "ten kinds of objects, 32 x 32 x 3 (subset)", "Krizhevsky (2009)", "none stated", cifar10),
+    Source("cifar10", "ten kinds of objects, 32 x 32 x 3", "Krizhevsky (2009)", "none stated", cifar10),
     Source("medmnist", "X-ray and ultrasound pictures, 28 x 28", "MedMNIST v2", "CC BY 4.0", medmnist),
     Source("omniglot", "characters of 50 alphabets", "Lake et al. (2015)", "MIT", omniglot),
 )

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedstrata.experiments.statistics import interval
-from fedstrata.files import replacing
+from fedstrata.report.labels import spread
 from fedstrata.report.plots import COLOURS
 
 MARKERS = "osD^vP*X"
@@ -32,7 +32,7 @@ def front(points: Mapping[str, tuple[float, float]]) -> list[str]:
 
 def pareto(clouds: Sequence[Cloud], title: str, path: str | Path, note: str = "") -> Path:
     """A panel each: means with 95 % intervals, labelled, and the line through those that no other method beats."""
-    from matplotlib.figure import Figure
+    from fedstrata.figures import Figure
 
     columns = min(2, len(clouds))
     rows = -(-len(clouds) // columns)
@@ -45,9 +45,7 @@ def pareto(clouds: Sequence[Cloud], title: str, path: str | Path, note: str = ""
         _panel(axes, cloud)
     if note:
         figure.supxlabel(note, fontsize=8, color="0.4", x=0.01, horizontalalignment="left")
-    with replacing(path) as temporary:
-        figure.savefig(temporary, dpi=150)
-    return Path(path)
+    return figure.write(path, dpi=150)
 
 
 def _panel(axes: Any, cloud: Cloud) -> None:
@@ -74,15 +72,9 @@ def _labels(axes: Any, means: Mapping[str, tuple[float, float]]) -> None:
     """Names in a column at the right, at least a line apart, each joined to its point."""
     low, high = axes.get_ylim()
     left, right = axes.get_xlim()
-    order = sorted(means, key=lambda name: means[name][0])
-    apart, edge = 0.075, right + 0.06 * (right - left)
-    places: list[float] = []
-    for name in order:
-        wanted = (means[name][0] - low) / (high - low)
-        places.append(max(wanted, places[-1] + apart) if places else max(wanted, 0.02))
-    over = max(places[-1] - 0.98, 0.0)
-    places = [place - over * (at + 1) / len(places) for at, place in enumerate(places)]
-    for name, place in zip(order, places, strict=True):
+    edge = right + 0.06 * (right - left)
+    wanted = np.array([(accuracy - low) / (high - low) for accuracy, _ in means.values()])
+    for name, place in zip(means, spread(wanted, gap=0.075, low=0.02, high=0.98), strict=True):
         colour = COLOURS[list(means).index(name) % len(COLOURS)]
         at = low + place * (high - low)
         link = {"arrowstyle": "-", "color": colour, "linewidth": 0.5, "alpha": 0.6}

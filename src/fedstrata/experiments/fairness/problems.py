@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
 from fedstrata import fairness
+from fedstrata.directions import Direction
 from fedstrata.problems.base import Full, Rows
 from fedstrata.problems.fair import Fair
 from fedstrata.problems.group_weights import GroupWeights
@@ -37,6 +38,9 @@ class Counted(Fair):
         gaps = {"eq_opp_zero": fairness.spread(rates, known), "mean_gap_zero": jnp.sum(apart) / pairs}
         return {**super().by_group(x, rows), **gaps}
 
+    def modes(self) -> dict[str, Direction]:
+        return {**super().modes(), "eq_opp_zero": "min", "mean_gap_zero": "min"}
+
 
 class Followed(GroupWeights):
     """`fair.learn_weights(exact=False)` with only that recorded which costs next to nothing: for many records.
@@ -53,6 +57,10 @@ class Followed(GroupWeights):
         weights = self.weights(x)
         found = {f"weight_{group}": weights[group] for group in range(weights.shape[0])}
         return {"objective": self._upper(x, y, full), **found}
+
+    def modes(self) -> dict[str, Direction]:
+        assert self.fair is not None
+        return {**super().modes(), **{f"weight_{group}": "none" for group in range(self.fair.group_count)}}
 
     def bind(self, x: Vector, federation: Any, rule: Any = None) -> "Followed":
         return self  # positive weights and an l2 term: the lower problems are strongly convex without a look

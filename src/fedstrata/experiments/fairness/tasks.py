@@ -101,7 +101,8 @@ def _fair(features: tuple[str, ...], groups: int, l2: float, hidden: int) -> Any
     """One object for all runs on the same data: what compiles is then found again."""
     from fedstrata.experiments.fairness.problems import Counted
     from fedstrata.models import MLP, Linear
+    from fedstrata.problems.base import Metric
     from fedstrata.problems.losses import Classification
 
     loss = Classification(MLP((len(features), hidden, 1)) if hidden else Linear(len(features)), l2)
-    return Counted(loss, group="group", groups=groups, metrics={"log_loss": loss.data_loss})
+    return Counted(loss, group="group", groups=groups, metrics={"log_loss": Metric(loss.data_loss, "min")})

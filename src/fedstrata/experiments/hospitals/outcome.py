@@ -11,7 +11,6 @@ from fedstrata.experiments.hospitals import problems
 from fedstrata.experiments.hospitals.methods import WORDS
 from fedstrata.experiments.hospitals.study import ALL, AXIS
 from fedstrata.experiments.statistics import interval
-from fedstrata.files import replacing
 from fedstrata.report.history import History
 from fedstrata.report.plots import COLOURS
 
@@ -97,7 +96,7 @@ def headline(found: Sequence[Row], site: str) -> str:
 
 def picture(found: Sequence[Row], name: str, site: str, path: str | Path) -> Path:
     """Left the global AUC of every method, right how well the patients of each site are ranked among themselves."""
-    from matplotlib.figure import Figure
+    from fedstrata.figures import Figure
 
     sites = _sites(found)
     figure = Figure(figsize=(10.5, 1.9 + 0.36 * len(found)), layout="constrained")
@@ -129,9 +128,7 @@ def picture(found: Sequence[Row], name: str, site: str, path: str | Path) -> Pat
     many = len(found[0].seeds)
     note = f"means over {many} division{'s' * (many > 1)} of the data; bars: 95 % intervals of the means"
     figure.supxlabel(note, fontsize=8, color="0.4", x=0.01, horizontalalignment="left")
-    with replacing(path) as temporary:
-        figure.savefig(temporary, dpi=150)
-    return Path(path)
+    return figure.write(path, dpi=150)
 
 
 def _sites(found: Sequence[Row]) -> dict[str, str]:

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from fedstrata.directions import Direction
 from fedstrata.problems.average import Average
 from fedstrata.problems.base import Full, Rows
 from fedstrata.problems.pairwise import Pairwise
@@ -65,6 +66,9 @@ class Scored(Average):
         scores = full[split].map(lambda example: model(x.tree, example["x"]).reshape(()))
         return measured(scores, full[split], self.sites)
 
+    def modes(self) -> dict[str, Direction]:
+        return {**super().modes(), **dict.fromkeys(map(column, self.sites), "max")}
+
 
 class Paired(Pairwise):
     """`fs.Pairwise` with the same columns."""
@@ -76,3 +80,6 @@ class Paired(Pairwise):
             return {}
         scores = full[split].map(lambda example: self.score_of(x.tree, example))
         return measured(scores, full[split], self.sites)
+
+    def modes(self) -> dict[str, Direction]:
+        return {**super().modes(), **dict.fromkeys(map(column, self.sites), "max")}

@@ -123,7 +123,7 @@ def _together(parts: "Mapping[str, Sequence[Result]]", seeds: Sequence[int]) -> 
     every: Iterable[Result] = [run for runs in parts.values() for run in runs]
     return dataclasses.replace(
         first,
-        history=type(before)(axes, columns),
+        history=dataclasses.replace(before, axes=axes, columns=columns, per_client={}),
         solutions=joined(lambda r: r.solutions),
         endings=joined(lambda r: r.endings),
         notes=[note for run in every for note in run.notes],

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
+from fedstrata.directions import Direction, column
 from fedstrata.problems.average import Loss
 from fedstrata.problems.base import Full, Rows, SmoothOracle
 from fedstrata.problems.compositions import Adapt, Exponential
@@ -61,6 +62,11 @@ class Robust(PlainNested):
             out[name] = jnp.sum(rows.client_weights().astype(by_client.dtype) * by_client)
             out[f"worst_{name}"] = jnp.min(by_client)
         return out
+
+    def modes(self) -> dict[str, Direction]:
+        own = super().modes()
+        worst: dict[str, Direction] = {f"worst_{n}": c.direction for n in self.metrics if (c := column(n, own))}
+        return {**own, **worst}
 
 
 class MetaLearning(PlainNested):

@@ -7,6 +7,7 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from fedstrata.directions import Direction
 from fedstrata.problems.compositions import risk_averse
 from fedstrata.problems.nested import Nested
 from fedstrata.prox import Simplex
@@ -37,6 +38,9 @@ class Portfolio(Nested):
         risk: Any = self.levels[-1]
         printed = jnp.asarray(risk.risk_aversion, mean.dtype) * jnp.sqrt(variance) - mean
         return {**found, "gap": found["objective"] - jnp.asarray(self.best, mean.dtype), "printed": printed}
+
+    def modes(self) -> dict[str, Direction]:
+        return {**super().modes(), "gap": "min", "printed": "min"}
 
 
 def portfolio(assets: int, best: float, risk_aversion: float, budget: bool, **guards: Any) -> Portfolio:
