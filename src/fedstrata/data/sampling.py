@@ -80,6 +80,7 @@ class Epochs(Sampler):
 
     per_round=None: the epoch goes on over the rounds. per_round=E: every round is E epochs of its own shuffling, and
     steps beyond E epochs of a client's data are idle for it, so that clients of different sizes do "E local epochs".
+    The batches of `local_begin` and `local_end` come from separate epochs, which advance by one batch a round.
     """
 
     batch_size: int
@@ -92,9 +93,12 @@ class Epochs(Sampler):
 
     def draw(self, at: Draw, count: Array, capacity: int) -> Index:
         whole_round, count = self.per_round is not None, jnp.maximum(count, 1)
-        step = at.clock.local_step if whole_round else at.clock.step
+        step, own = (at.clock.local_step, 0) if whole_round else (at.clock.step, at.clock.round)
+        # `local_begin` and `local_end`, whose local steps are negative, shuffle apart, and draw once a round.
+        step = jnp.where(at.clock.local_step < 0, own, step)
         position = step * self.batch_size + jnp.arange(self.batch_size, dtype=jnp.int32)
-        base = stream_key(at.key if whole_round else at.lasting_key, 0, at.number)
+        key = at.key if whole_round else at.lasting_key
+        base = stream_key(key, jnp.minimum(at.clock.local_step, 0), at.number)
         words = key_words(jax.vmap(lambda epoch: fold_in(base, epoch))(position // count))
         index = permute(words, position % count, count)
         return index, (position < self.per_round * count if self.per_round is not None else None)
