@@ -15,6 +15,7 @@ from jaxtyping import Array
 from fedstrata.algorithm import Algorithm, as_arrays, reals, with_values
 from fedstrata.clock import domain
 from fedstrata.errors import unknown
+from fedstrata.random import seed_key
 from fedstrata.runtime import simulate
 from fedstrata.runtime.crew import spread_again, unspread
 from fedstrata.runtime.mesh import everywhere
@@ -222,10 +223,11 @@ def _spread(world: World, carry: Carry) -> Carry:
 
 def seed_list(seeds: int | Sequence[int]) -> list[int]:
     """`seeds=10` means 0 … 9."""
-    listed = list(range(seeds)) if isinstance(seeds, int | np.integer) else [int(s) for s in seeds]
-    if not listed or len(set(listed)) != len(listed) or min(listed) < 0:
-        raise ValueError(f"seeds={seeds!r} must be a number >= 1, or different whole numbers >= 0")
-    return listed
+    listed = list(range(seeds)) if isinstance(seeds, int | np.integer) else list(seeds)
+    whole = all(isinstance(s, int | np.integer) and 0 <= s < 2**64 for s in listed)
+    if not listed or not whole or len(set(listed)) != len(listed):
+        raise ValueError(f"seeds={seeds!r} must be a number >= 1, or different whole numbers from 0 to 2**64 - 1")
+    return [int(s) for s in listed]
 
 
 def spread(
@@ -254,7 +256,7 @@ def spread(
 
 def start_points(problem: Any, params: Any, seeds: list[int]) -> Vector:
     """x0 of every seed: given arrays, a function of a key, or the problem's own start."""
-    keys = jnp.stack([jax.random.key(s) for s in seeds])
+    keys = jnp.stack([seed_key(s) for s in seeds])
     make = params if callable(params) else problem.init if params is None else None
     if make is None:
         as_array = lambda a: jnp.asarray(a)
@@ -266,7 +268,7 @@ def start_points(problem: Any, params: Any, seeds: list[int]) -> Vector:
 def repeat_runs(x0: Vector, seeds: list[int], runs: int) -> tuple[Vector, Array]:
     """Start points and keys of all runs: the seeds again for every swept setting."""
     times = runs // len(seeds)
-    keys = jnp.stack([jax.random.key(s) for s in seeds])
+    keys = jnp.stack([seed_key(s) for s in seeds])
     return jax.tree.map(lambda a: jnp.concatenate([a] * times), x0), jnp.concatenate([keys] * times)
 
 

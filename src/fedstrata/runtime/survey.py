@@ -14,6 +14,7 @@ from fedstrata.data.sampling import sampler
 from fedstrata.errors import unknown
 from fedstrata.problems.base import Problem
 from fedstrata.problems.nested import one_example
+from fedstrata.random import seed_key
 from fedstrata.runtime.job import start_points
 from fedstrata.runtime.layout import FlatSplit
 from fedstrata.runtime.prepare import Weights, check_counts, check_parameters, check_private, check_solves
@@ -110,7 +111,7 @@ def terms_of(
     counts = jnp.asarray(federation[needed[0]].counts, jnp.int32) if weights == "size" else None
     world = World(problem, None, rule, chosen, flat, {}, counts, federation.clients, privacy=privacy)
     shapes = {n: jax.tree.map(one_example, split.examples) for n, split in federation.splits.items()}
-    return Terms(run, world, as_arrays(algorithm, x0.scalar_dtype), x0, jax.random.key(seed), shapes)
+    return Terms(run, world, as_arrays(algorithm, x0.scalar_dtype), x0, seed_key(seed), shapes)
 
 
 def start_point(problem: Problem, params: Any = None, seed: int = 0) -> Vector:
