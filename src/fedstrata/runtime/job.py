@@ -17,6 +17,7 @@ from fedstrata.clock import domain
 from fedstrata.errors import unknown
 from fedstrata.random import seed_key
 from fedstrata.runtime import simulate
+from fedstrata.runtime.counting import counting_unit
 from fedstrata.runtime.crew import spread_again, unspread
 from fedstrata.runtime.mesh import everywhere
 from fedstrata.runtime.runs import Groups, over_runs
@@ -112,6 +113,11 @@ class Job(NamedTuple):
         steps = sum(p.steps * p.repeat for p in self.rest.phases(world.problem))
         rows = sum(world.sampler.rows(world.flat[s].capacity) for s in world.problem.streams.values())
         return rows * steps * world.selection.size(world.clients)
+
+    @property
+    def counting_unit(self) -> int:
+        """What a count of examples is a multiple of."""
+        return counting_unit(self.world, self.rest)
 
     def spent(self, rounds: int) -> Spent | None:
         """What so many rounds cost the client that took part in the most of them, in any run."""

@@ -18,7 +18,7 @@ from fedstrata.transport.cohort import Everyone
 
 Callback = Callable[[int, dict[str, np.ndarray]], Any]
 SEGMENT_SECONDS = 0.5  # how long a segment should take: the progress bar moves that often
-MOST_ROWS = 2**30  # examples are counted in 32 bits within a segment
+MOST_ROWS = 2**30  # examples are counted in 32 bits within a segment, in units of the job's
 SNAPSHOT_BYTES = 2**26  # a larger state is not copied before each segment
 
 
@@ -58,7 +58,8 @@ class Run:
         job, first = self.job, self.round
         # A first round that starts client by client is a program of its own.
         last = min((first // job.every + self.length) * job.every, job.rounds) if self.own is None else 1
-        last = min(last, first + max(1, MOST_ROWS // job.rows_a_round()))
+        unit = job.counting_unit
+        last = min(last, first + max(1, MOST_ROWS // max(1, job.rows_a_round() // unit)))
         began, before = time.perf_counter(), None if self.big else self.carry
         was_running = np.asarray(self.carry.status) == RUNNING
         carry, found, samples, took = self._advance(first, last, self.own)
@@ -71,7 +72,9 @@ class Run:
         if due and over.size:
             due = due[: over[0] + 1]
             last = due[-1]
-        self.records.segment(due, found, {"samples": samples, "took": took}, self.seconds, seconds)
+        examples = lambda counted: np.asarray(counted, np.int64) * unit
+        found = {n: examples(v) if n == "samples" else v for n, v in found.items()}
+        self.records.segment(due, found, {"samples": examples(samples), "took": took}, self.seconds, seconds)
         self.seconds, self.round = self.seconds + seconds, last
         exploded = was_running & (status == EXPLODED)
         self.carry = self._rewind(before, carry, first, exploded) if exploded.any() else carry

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedstrata.algorithm import Algorithm, as_arrays
+from fedstrata.data import check
 from fedstrata.data.federation import Federation, Split
 from fedstrata.data.sampling import sampler
 from fedstrata.errors import unknown
@@ -43,6 +44,7 @@ class Survey(NamedTuple):
         for name, split in data.splits.items():
             if not isinstance(split.examples, Mapping) or not all(hasattr(a, "dtype") for a in split.examples.values()):
                 raise ValueError(f"{site}, split {name!r}: examples must be a dictionary of arrays")
+            check.numbered(split.size, f"{site}, split {name!r}")
             counts[name] = int(split.size)
             shapes[name] = {c: (str(a.dtype), list(a.shape[1:])) for c, a in sorted(split.examples.items())}
         return cls(site, counts, shapes)
