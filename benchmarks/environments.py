@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import harness  # noqa: F401  how children share a GPU
 from fedstrata.files import cache_folder
 
 SCRIPTS = Path(__file__).parent / "contenders"
@@ -82,8 +83,10 @@ class Child:
 
     def close(self) -> None:
         assert self._process.stdin
+        assert self._process.stdout
         self._process.stdin.close()
         self._process.wait(60)
+        self._process.stdout.close()
         self._log.close()
 
     def _ask(self, question: dict[str, Any]) -> Any:

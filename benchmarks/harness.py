@@ -11,6 +11,10 @@ from typing import Any
 import jax
 import numpy as np
 
+# Benchmarks start programs that live side by side: none may take most of a GPU's memory from the others, which is what
+# JAX does at its start. Set here, which every benchmark imports, it is inherited by all that they start.
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+
 PAGES = Path(__file__).parents[1] / "docs" / "benchmarks"
 IMAGES = PAGES.parent / "images"
 

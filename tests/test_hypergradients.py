@@ -1,5 +1,7 @@
 """Estimators of the hypergradient: what each is exactly, and its documented bias."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -45,6 +47,17 @@ def test_exact_solves_the_system():
 def test_exact_uses_conjugate_gradients_for_many_unknowns(monkeypatch):
     monkeypatch.setattr("fedstrata.hypergradients.DENSE", 2)
     assert np.allclose(inverse(Exact())[1], TRUE, atol=1e-8)
+
+
+@pytest.mark.parametrize("estimator", [Exact(), ConjugateGradients(8)], ids=["Exact", "ConjugateGradients"])
+@pytest.mark.parametrize("scale", [1e-30, 1e-20, 1.0, 1e20])
+def test_conjugate_gradients_solve_for_small_and_large_right_sides_of_float32(monkeypatch, estimator, scale):
+    """Squares of such numbers underflow or overflow; the solution is in proportion to the right side."""
+    monkeypatch.setattr("fedstrata.hypergradients.DENSE", 2)
+    matrix, right = jnp.asarray(A, jnp.float32), Vector(jnp.asarray(scale * BY_Y, jnp.float32))
+    oracle = SimpleNamespace(hvp=lambda x, y, v: v.map(lambda a: matrix @ a))
+    found = jax.jit(lambda b: estimator.inverse(oracle, b, b, b, b))(right)
+    np.testing.assert_allclose(np.asarray(found.tree, np.float64) / scale, TRUE, rtol=1e-3)
 
 
 def test_exact_on_batches_is_the_mean_of_inverses():

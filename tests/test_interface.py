@@ -10,7 +10,7 @@ import fedstrata as fs
 from fedstrata import Averaged, Broadcast, Gathered, Local, Server, Vector
 from fedstrata.placement import NotVisible
 from references import least_squares, local_sgd
-from toys import LateStart, MergedStart, OwnStarts, Repeated, Rows, Scores, TwoPhase, Visits
+from toys import LateStart, Looks, MergedStart, OwnStarts, Repeated, Rows, Scores, TwoPhase, Visits
 
 TASK = least_squares()
 N = TASK.federation.clients
@@ -53,6 +53,19 @@ def test_repeats_with_a_mask(limit):
     result = go(Repeated(0.1, times=4, limit=limit), rounds=2)
     np.testing.assert_allclose(result.solution(), x, rtol=1e-12, atol=1e-15)
     np.testing.assert_array_equal(result.local["seen"][0], np.full(N, 2.0 * limit))
+
+
+def test_epochs_of_begin_end_and_fresh_phases_are_their_own():
+    """The gradient of a linear loss at one-hot examples shows which were drawn: each once in as many rounds."""
+    size = 12
+    federation = fs.Federation.from_clients([{"x": np.eye(size)}])
+    problem = fs.Average(lambda w, e: w @ e["x"])
+    seen = fs.run(
+        problem, Looks(), federation, rounds=size, batch_size=1, sampling="epochs", params=np.zeros(size)
+    ).local
+    for calls, field in ((1, "begin"), (1, "step"), (1, "end"), (2, "fresh")):
+        np.testing.assert_array_equal(np.ravel(seen[field].tree), np.full(size, float(calls)), err_msg=field)
+    assert np.ravel(seen["met"])[0] < size  # of 36 calls, independent ones meet 3 times on average
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 3, 4])

@@ -217,3 +217,37 @@ def test_an_inner_product_needs_two_vectors(other):
     for left, right in ((x, other), (other, x)):
         with pytest.raises(TypeError, match=r"@|matmul|ufunc"):
             _ = left @ right
+
+
+SCALES = [1e-37, 1e-30, 1e-25, 1e-20, 1.0, 1e20, 1e30, 1e38]
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_norm_and_projection_at_any_scale_of_float32(scale):
+    """Squares of such entries overflow or underflow; float64 is the reference."""
+    x = vector(np.array([1.0, -2, 0.5, 0, 0.25, 2, -1, 1.5, 0.1]) * scale).map(lambda a: a.astype(jnp.float32))
+    exact = flatten(x).astype(np.float64)
+    length = np.linalg.norm(exact)
+    if length < np.finfo(np.float32).max:
+        np.testing.assert_allclose(jax.jit(Vector.norm)(x), length, rtol=1e-6)
+    for radius in (1e-30, 1e-25, 1.0, 1e20, 1e38):
+        expected = exact * min(1, radius / length)
+        np.testing.assert_allclose(flatten(jax.jit(Vector.clip_to_ball)(x, radius)), expected, rtol=1e-6, atol=1e-37)
+
+
+@few
+@given(flat, st.floats(0.125, 1000, width=32))
+def test_norm_and_projection_of_ordinary_numbers_have_the_bits_of_the_plain_formulas(x, radius):
+    v = vector(x)
+    assert v.norm() == jnp.sqrt(v @ v)
+    outside = v @ v > radius**2
+    plain = v * (radius / jnp.sqrt(v @ v)) if outside else v
+    np.testing.assert_array_equal(flatten(v.clip_to_ball(radius)), flatten(plain))
+
+
+def test_derivatives_of_the_projection_are_finite_at_zero_and_at_any_scale():
+    slope = jax.grad(lambda x, r: jnp.sum(Vector(x).clip_to_ball(r).tree))
+    np.testing.assert_array_equal(slope(jnp.zeros(3), 1.0), np.ones(3))
+    # In one dimension the projection is constant outside, and in two it turns with the point.
+    assert slope(jnp.array([1e20], jnp.float32), 1.0) == 0
+    np.testing.assert_allclose(slope(jnp.array([2e25, 0.0], jnp.float32), 1e25), [0, 0.5], rtol=1e-6)

@@ -217,3 +217,46 @@ class MergedStart(OwnStarts):
 
     def server_start(self, problem, merged, cohort):
         return merged._replace(h=merged.h + 1)
+
+
+class Looks(fs.Algorithm):
+    """Adds up the gradients that it sees before, in and after its step, and in a fresh phase that comes twice."""
+
+    local_steps: int = 1
+
+    class State(NamedTuple):
+        x: Averaged[Vector]
+        begin: Local[Vector]
+        step: Local[Vector]
+        end: Local[Vector]
+        fresh: Local[Vector]
+        latest: Local[Vector]
+        met: Local[Any]  # how often a call saw what the step of its round had seen
+
+    def init_server(self, problem, x0):
+        return self.State(x0, x0.zeros(), x0.zeros(), x0.zeros(), x0.zeros(), x0.zeros(), 0.0)
+
+    def local_begin(self, oracle: SmoothOracle, start, state):
+        return state._replace(begin=state.begin + oracle.grad(state.x))
+
+    def local_step(self, oracle: SmoothOracle, start, state):
+        g = oracle.grad(state.x)
+        return state._replace(step=state.step + g, latest=g)
+
+    def local_end(self, oracle: SmoothOracle, start, state):
+        g = oracle.grad(state.x)
+        return state._replace(end=state.end + g, met=state.met + g @ state.latest)
+
+    def again(self, oracle: SmoothOracle, start, state):
+        g = oracle.grad(state.x)
+        return state._replace(fresh=state.fresh + g, met=state.met + g @ state.latest)
+
+    def phases(self, problem):
+        called = {"begin": self.local_begin, "end": self.local_end}
+        return [
+            Phase(self.local_step, sends=("x",), **called),
+            Phase(self.again, sends=("x",), fresh=True, repeat=2),
+        ]
+
+    def solution(self, problem, state):
+        return state.x

@@ -79,6 +79,7 @@ class Phase(NamedTuple):
     sends: the fields that go up and are merged (None: all that go up); "h.1" is the second part of a field that is a
     tuple. receives: the fields that come down at its start (None: everything in the first phase; later, what the
     previous phase merged and every Broadcast field). A client keeps its own copy of what it does not receive.
+    begin, end: called once before the first step and once after the last, each on a sample that no step draws.
     repeat: this many exchanges of this kind in a row.
     when: `when(server_state, cohort, repetition) -> bool`, traced; where False the exchange changes nothing.
     fresh: draw samples of its own; otherwise samples are keyed by the local step, and phases share them.
@@ -135,14 +136,14 @@ class Algorithm(eqx.Module):
         return state
 
     def local_begin(self, oracle: Any, start: Any, state: Any) -> Any:
-        """Once a round, before the first local step."""
+        """Once a round, before the first local step; on a sample that no step draws."""
         return state
 
     def local_step(self, oracle: Any, start: Any, state: Any) -> Any:
         raise TypeError(f"{type(self).__name__} must define local_step(oracle, start, state) -> State")
 
     def local_end(self, oracle: Any, start: Any, state: Any) -> Any:
-        """Once a round, after the last local step and before sending."""
+        """Once a round, after the last local step and before sending; on a sample that no step draws."""
         return state
 
     def server_step(self, problem: Any, start: Any, merged: Any, cohort: Cohort) -> Any:

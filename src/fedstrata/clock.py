@@ -8,7 +8,7 @@ from jaxtyping import Array, Int, PRNGKeyArray
 from fedstrata.random import fold_in
 
 STREAMS = 64  # the most named samples one step may draw; the stream number is packed beside the step
-BEGIN = -1  # the local step under which `local_begin` draws
+BEGIN = -1  # the local step under which `local_begin` draws a sample, independent of those of the steps
 END = -2  # and `local_end`
 
 

@@ -5,6 +5,7 @@ is not y(x) yet: that error is the method's, not the estimator's.
 """
 
 from abc import abstractmethod
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import equinox as eqx
@@ -16,7 +17,7 @@ from jax.scipy.sparse.linalg import cg
 
 from fedstrata.problems.bilevel import BilevelOracle
 from fedstrata.problems.newton import DENSE
-from fedstrata.vector import Vector
+from fedstrata.vector import Vector, power_of_two
 
 
 class Hypergradient(eqx.Module):
@@ -64,7 +65,7 @@ class Exact(Hypergradient):
         b, unflatten = ravel_pytree(by_y)
         product = lambda u: ravel_pytree(oracle.hvp(x, y, unflatten(u)))[0]
         if b.size > DENSE:
-            return unflatten(cg(product, b, tol=1e-10 if b.dtype == jnp.float64 else 1e-6)[0])
+            return unflatten(_solve(product, b, jnp.zeros_like(b), tol=1e-10 if b.dtype == jnp.float64 else 1e-6))
         factor = jnp.linalg.cholesky(jax.vmap(product)(jnp.eye(b.size, dtype=b.dtype)))
         return unflatten(cho_solve((factor, True), b))
 
@@ -123,7 +124,7 @@ class ConjugateGradients(Hypergradient):
 
     def inverse(self, oracle: BilevelOracle, x: Vector, y: Vector, v: Vector, by_y: Vector) -> Vector:
         start = v if self.warm else by_y.zeros()
-        return cg(lambda u: oracle.hvp(x, y, u), by_y, x0=start, tol=0.0, maxiter=self.steps)[0]
+        return _solve(lambda u: oracle.hvp(x, y, u), by_y, start, tol=0.0, maxiter=self.steps)
 
 
 class Tracking(Hypergradient):
@@ -145,3 +146,10 @@ class Tracking(Hypergradient):
 
     def check(self, problem: Any) -> None:
         self._check_step("Tracking", self.step, problem)
+
+
+def _solve(product: Callable[[Any], Any], b: Any, start: Any, **options: Any) -> Any:
+    """jax's conjugate gradients, which square b: scaled exactly, they stop for no b that is merely small."""
+    unit = power_of_two(Vector(b).norm())
+    scaled, first = (Vector(a) / unit for a in (b, start))
+    return (Vector(cg(product, scaled.tree, x0=first.tree, **options)[0]) * unit).tree

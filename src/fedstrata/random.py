@@ -6,9 +6,25 @@ Written out, the compiler fuses it with what surrounds it. Other kinds of keys g
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, PRNGKeyArray, UInt32
 
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
+
+
+def seed_key(seed: int) -> PRNGKeyArray:
+    """The key of a seed of up to 64 bits; with 64-bit numbers enabled in jax, and below 2³², `jax.random.key(seed)`.
+
+    Without 64-bit numbers jax drops the upper half of a seed: 1 and 2³² + 1 would be the same run.
+    """
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not 0 <= seed < 2**64:
+        raise ValueError(f"seed {seed!r} must be a whole number from 0 to 2**64 - 1")
+    key = jax.random.key(int(seed) % 2**32)
+    if seed < 2**32:
+        return key
+    words = np.array(divmod(int(seed), 2**32), np.uint32)
+    data = np.resize(words, jax.random.key_data(key).shape)  # other kinds of keys repeat the two words
+    return jax.random.wrap_key_data(jnp.asarray(data), impl=jax.random.key_impl(key))
 
 
 def fold_in(key: PRNGKeyArray, data: Array | int) -> PRNGKeyArray:

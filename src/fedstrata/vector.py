@@ -94,15 +94,25 @@ class Vector(eqx.Module):
 
     def norm(self) -> Array:
         """The Euclidean norm over all leaves."""
-        return jnp.sqrt(self @ self)
+        scaled, unit = self._scaled()
+        return unit * jnp.sqrt(scaled @ scaled)
 
     def clip_to_ball(self, radius: Scalar) -> "Vector":
         """The Euclidean projection onto the ball of this radius round zero."""
-        squared = self.norm_squared()
-        radius = jnp.asarray(radius, squared.dtype)
-        outside = squared > radius**2
+        scaled, unit = self._scaled()
+        squared, radius = scaled @ scaled, jnp.asarray(radius, unit.dtype)
+        outside = squared > (radius / unit) ** 2
         # The root is never taken of zero, where its derivative is infinite.
-        return self * jnp.where(outside, radius / jnp.sqrt(jnp.where(outside, squared, 1)), 1)
+        onto = scaled * jnp.where(outside, radius / jnp.sqrt(jnp.where(outside, squared, 1)), 1)
+        shorten = lambda a, new: jnp.where(outside, new.astype(a.dtype), a)
+        return type(self)(jax.tree.map(shorten, self.tree, onto.tree))
+
+    def _scaled(self) -> "tuple[Vector, Array]":
+        """In `scalar_dtype`, divided by the power of two of the largest entry; and that power."""
+        wide = self.map(lambda a: a.astype(self.scalar_dtype))
+        largest = [jnp.max(jnp.abs(leaf), initial=0) for leaf in jax.tree.leaves(wide)]
+        unit = power_of_two(jnp.max(jnp.stack(largest)))
+        return wide / unit, unit
 
     @property
     def size(self) -> int:
@@ -123,6 +133,18 @@ class Vector(eqx.Module):
 def where(condition: Array | bool, yes: PyTree, no: PyTree) -> Any:
     """`yes` if the (scalar) condition holds, else `no`: Vectors, numbers or whole states, leaf by leaf."""
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), yes, no)
+
+
+def power_of_two(size: Array) -> Array:
+    """The largest power of two that is at most `size`; 1 where that is zero or not finite.
+
+    Divided by the power of two of their largest entry, numbers can be squared: no square overflows, and none that
+    matters underflows. The division is exact, so a norm computed that way has the bits of the plain formula.
+    """
+    size, tiny = jax.lax.stop_gradient(size), float(jnp.finfo(size.dtype).tiny)
+    power = jnp.ldexp(jnp.ones_like(size), jnp.frexp(size)[1] - 1)
+    # Compilers divide by multiplying with the reciprocal, and take a reciprocal below the smallest number for zero.
+    return jnp.where((size >= tiny) & jnp.isfinite(size), jnp.minimum(power, 1 / tiny), 1)
 
 
 def _binary(function: Callable, left: Vector, right: "Vector | Scalar") -> Vector:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy.stats import chisquare
 
-from fedstrata.clock import Clock
+from fedstrata.clock import BEGIN, END, Clock
 from fedstrata.data.sampling import Balanced, Draw, Epochs, Replay, Whole, WithReplacement, sampler
 from fedstrata.data.shard import Sample, View
 
@@ -70,6 +70,34 @@ def test_an_epoch_has_every_example_once_and_is_then_reshuffled(count):
     assert mask is None
     np.testing.assert_array_equal(np.sort(epochs, axis=1), np.tile(np.arange(count), (len(epochs), 1)))
     assert len({tuple(e) for e in epochs}) > min(len(epochs), np.prod(np.arange(1, count + 1))) // 3
+
+
+@pytest.mark.parametrize("local_step", [BEGIN, END])
+def test_begin_and_end_of_a_round_have_epochs_of_their_own(local_step):
+    """One batch a round, every example once before any comes twice, and none of the batches that the steps draw."""
+    count, rounds, steps = 12, 40, 4
+    draw = jax.jit(lambda r, s: Epochs(3).draw(at(r, s, steps), jnp.int32(count), count)[0])
+    own = np.stack([draw(r, local_step) for r in range(rounds)])
+    epochs = own.reshape(-1, count)
+    np.testing.assert_array_equal(np.sort(epochs, axis=1), np.tile(np.arange(count), (len(epochs), 1)))
+    drawn, _ = over_steps(Epochs(3), count, count, rounds, steps)
+    # Independent batches of 3 out of 12 in order coincide once in 1,320.
+    same = np.all(drawn.reshape(rounds * steps, 1, 3) == own, axis=2)
+    assert same.mean() < 10 / 1320
+    other = np.stack([draw(r, BEGIN + END - local_step) for r in range(rounds)])
+    assert not np.any(np.all(own[:10] == other[:10], axis=1))
+
+
+@pytest.mark.parametrize("local_step", [BEGIN, END])
+def test_begin_and_end_of_whole_rounds_have_a_shuffling_of_their_own(local_step):
+    rule, count = Epochs(4, per_round=2), jnp.int32(3)
+    draws = [rule.draw(at(r, local_step), count, 5) for r in range(200)]
+    index, mask = (np.stack(parts) for parts in zip(*draws, strict=True))
+    assert np.array_equal(np.sort(index[:, :3], axis=1), np.tile(np.arange(3), (200, 1)))  # one whole epoch first
+    np.testing.assert_array_equal(mask, np.ones((200, 4), bool))  # two epochs of three hold a batch of four
+    assert chisquare(np.bincount(index[:, 0], minlength=3)).pvalue > 1e-4
+    step = np.stack([rule.draw(at(r, 0), count, 5)[0] for r in range(200)])
+    assert 200 / 6 - 25 < np.sum(np.all(step[:, :3] == index[:, :3], axis=1)) < 200 / 6 + 25  # as chance has it
 
 
 def test_the_place_in_an_epoch_is_uniform():

@@ -13,7 +13,7 @@ from fedstrata.algorithm import hyperparameters, steps_of
 from fedstrata.experiments import get, reproductions
 from fedstrata.experiments.fairness import claims, comparison, figures, methods, tasks
 from fedstrata.experiments.fairness.comparison import Found, Task
-from fedstrata.experiments.fairness.exact import outer_loss
+from fedstrata.experiments.fairness.exact import outer_loss, solved, with_bias
 from fedstrata.experiments.fairness.floor import by_chance
 from fedstrata.experiments.fairness.pareto import Cloud, front, pareto
 from fedstrata.experiments.fairness.printed import TABLE_1
@@ -63,6 +63,15 @@ def test_followed_records_the_outer_loss_of_the_models_at_hand():
     np.testing.assert_allclose(found["objective"], np.mean(losses), rtol=1e-6)
     weights = [found[f"weight_{k}"] for k in range(3)]
     np.testing.assert_allclose(weights, 1 / (1 + np.exp(-np.array([0.3, -1.0, 2.0]))), rtol=1e-6)
+
+
+def test_small_group_weights_are_solved_for_too():
+    """To first order in small weights, θ = mean w (y − ½) x / l2."""
+    rng = np.random.default_rng(0)
+    train = {"x": rng.normal(size=(30, 2)), "y": rng.integers(0, 2, 30), "group": rng.integers(0, 2, 30)}
+    weights = np.array([1e-9, 2e-9])
+    right = (weights[train["group"]] * (train["y"] - 0.5)) @ with_bias(train["x"]) / 30
+    np.testing.assert_allclose(solved(train, weights, l2=0.1), right / 0.1, rtol=1e-6)
 
 
 def test_the_exact_outer_loss_is_the_problems_own():

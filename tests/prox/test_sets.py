@@ -162,3 +162,27 @@ def test_projections_have_the_derivative_of_their_finite_differences(name):
     h = 1e-6
     numeric = [(regularizer.prox(z + h * e, 1.0) - regularizer.prox(z - h * e, 1.0)) / (2 * h) for e in jnp.eye(SIZE)]
     np.testing.assert_allclose(jacobian, np.array(numeric).T, atol=1e-8)
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-25, 1e-20, 1.0, 1e20, 1e30, 1e38])
+def test_l2_ball_at_any_scale_of_float32(scale):
+    """Squares of such entries overflow or underflow; float64 is the reference."""
+    z = jnp.asarray(np.array([1.0, -2, 0.5, 0, 0.25]) * scale, jnp.float32)
+    exact = np.asarray(z, np.float64)
+    for radius in (1e-30, 1e-25, 1.0, 1e20, 1e38):
+        ball, expected = prox.L2Ball(radius), exact * min(1, radius / np.linalg.norm(exact))
+        np.testing.assert_allclose(ball.prox(z, 1.0), expected, rtol=1e-6, atol=1e-37)
+        assert float(ball.value(ball.prox(z, 1.0))) == 0
+        assert (float(ball.value(z)) == 0) == (np.linalg.norm(exact) <= radius)
+    # On the boundary what points outward is normal to the ball, and what is tangent counts in full.
+    edge, across = prox.L2Ball(float(np.linalg.norm(exact))), jnp.array([2.0, 1, 0, 0, 0], jnp.float32)
+    outward = -exact / np.linalg.norm(exact)
+    np.testing.assert_allclose(edge.distance(z, jnp.asarray(outward, jnp.float32)), 0, atol=1e-6)
+    np.testing.assert_allclose(edge.distance(z, across), np.sqrt(5), rtol=1e-6)
+
+
+def test_l2_ball_of_ordinary_numbers_has_the_bits_of_the_plain_formula():
+    for z in random_points(60):
+        norm = jnp.sqrt(jnp.sum(jnp.asarray(z) ** 2))
+        expected = z * (2.0 / norm) if norm > 2.0 else z
+        np.testing.assert_array_equal(prox.L2Ball(2.0).prox(z, 1.0), expected)

@@ -119,3 +119,13 @@ def test_it_has_no_closed_form_of_the_distance_and_says_so():
         phi.distance(jnp.ones(3), jnp.ones(3))
     with pytest.raises(ValueError, match=r"TotalVariation.*'scale'.*not a sequence.*on"):
         phi.check({"scale": jnp.ones(())})
+
+
+@pytest.mark.parametrize("scale", [2.0**-100, 2.0**-60, 2.0**60, 2.0**120])
+@pytest.mark.parametrize("regularizer", [prox.TotalVariation, prox.GroupLasso, prox.NuclearNorm])
+def test_prox_of_a_norm_scales_with_its_argument(scale, regularizer):
+    """Of a homogeneous function, prox(c z; c ν) = c prox(z; ν); in float32, squares of such entries are lost."""
+    z = np.random.default_rng(0).normal(size=(4, 6)).astype(np.float32)
+    exact = regularizer(0.5).prox(z.astype(np.float64), 1.0)
+    found = regularizer(0.5 * scale).prox(jnp.asarray(z * np.float32(scale)), 1.0)
+    np.testing.assert_allclose(np.asarray(found, np.float64) / scale, exact, atol=1e-5)

@@ -138,3 +138,11 @@ def test_a_failed_write_leaves_the_old_file_alone(tmp_path: Path):
         write("new", error=True)
     assert path.read_text() == "old"
     assert [p.name for p in path.parent.iterdir()] == ["file.txt"]
+
+
+def test_seeds_of_64_bits_survive_every_format(tmp_path):
+    history = History({"seed": [1, 2**40, 2**64 - 1]}, {"round": [[0, 1]] * 3, "loss": [[1.0, 0.5]] * 3})
+    assert History.from_json(json.loads(json.dumps(history.to_json()))) == history
+    assert History.from_jsonl(history.to_jsonl(tmp_path / "history.jsonl")) == history
+    pytest.importorskip("pyarrow")
+    assert History.from_parquet(history.to_parquet(tmp_path / "history.parquet")) == history

@@ -209,6 +209,9 @@ def test_the_simulator_says_no_before_anything_runs():
         "'local_steps' cannot be swept in one program": lambda: run(sweep={"local_steps": [1, 2]}),
         "step_size = .* is out of range": lambda: run(sweep={"step_size": [0.1, -0.1]}),
         "seeds=0 must be": lambda: run(seeds=0),
+        r"seeds=\[-1\] must be a number >= 1, or different whole numbers from 0": lambda: run(seeds=[-1]),
+        r"seeds=\[18446744073709551616\] must be": lambda: run(seeds=[2**64]),
+        r"seeds=\[0.5\] must be": lambda: run(seeds=[0.5]),
         "params is not finite": lambda: run(params=np.array([0, 0, np.nan])),
         "has no model to start from; give params=": lambda: run(params=None),
         'execution=.threads. must be "vmap"': lambda: run(execution="threads"),
@@ -219,6 +222,20 @@ def test_the_simulator_says_no_before_anything_runs():
         run(params=np.zeros(3, int))
     with pytest.raises(TypeError, match="is not an Algorithm; create one"):
         run(fs.FedAvg)
+
+
+def test_seeds_of_more_than_32_bits_are_runs_of_their_own_without_64_bit_numbers():
+    seeds = [1, 2**32 + 1, 2**33 + 1]
+    with jax.enable_x64(False):
+        data = jax.tree.map(lambda a: np.asarray(a, np.float32), TASK.federation["train"].examples)
+        federation = fs.Federation.from_offsets(data, TASK.federation["train"].offsets)
+        draw = lambda key: jax.random.normal(key, (3,), jnp.float32)
+        started = run(federation=federation, seeds=seeds, batch_size=1, rounds=1, params=draw)
+        drawn = run(federation=federation, seeds=seeds, batch_size=1, rounds=1, params=X.astype("float32"))
+    assert started.history.seeds == seeds
+    for result, at in ((started, "start"), (drawn, "end")):
+        values = result.history["objective"][:, 0 if at == "start" else -1]
+        assert len(set(values.tolist())) == 3, at
 
 
 def test_an_algorithm_for_another_problem_is_refused():

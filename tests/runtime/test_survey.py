@@ -2,10 +2,12 @@
 
 import json
 
+import jax
 import numpy as np
 import pytest
 
 import fedstrata as fs
+from fedstrata.runtime.run import prepare
 from fedstrata.runtime.survey import Survey, described, terms_of, with_data
 
 
@@ -72,3 +74,16 @@ def test_a_site_has_its_own_data_and_the_room_of_the_largest():
     own = with_data(agreed, data(5)).world.flat["train"]
     assert (int(own.count[0]), own.capacity, own.examples["x"].shape) == (5, 9, (5, 3))
     assert agreed.world.flat["train"].examples is None
+
+
+@pytest.mark.parametrize("seed", [3, 2**32 + 3])
+def test_a_seed_is_the_simulators_key_with_and_without_64_bit_numbers(seed):
+    problem = fs.Average(lambda w, e: (w @ e["x"]) ** 2)
+    for wide in (True, False):
+        with jax.enable_x64(wide):
+            agreed = terms(Survey.of("Ulm", data(5)), problem=problem, seed=seed)
+            simulated = prepare(problem, fs.FedAvg(0.1), data(5), rounds=1, seeds=[seed], **OPTIONS).keys[0]
+            assert np.array_equal(jax.random.key_data(agreed.key), [seed // 2**32, seed % 2**32])
+            assert np.array_equal(jax.random.key_data(agreed.key), jax.random.key_data(simulated))
+    with pytest.raises(ValueError, match="seed 18446744073709551616 must be"):
+        terms(Survey.of("Ulm", data(5)), seed=2**64)

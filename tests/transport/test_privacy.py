@@ -48,6 +48,16 @@ def test_large_changes_do_not_overflow_and_those_that_are_not_finite_count_as_no
     assert clipped({}, {}, 1.0) == {}
 
 
+@pytest.mark.parametrize("scale", [1e-30, 1e-25, 1.0, 1e20, 1e30, 3e38])
+def test_changes_of_float32_are_clipped_to_the_norm_at_any_scale(scale):
+    """The squares, the norm, and clip / norm of such changes overflow or underflow; float64 is the reference."""
+    change = jnp.asarray(np.array([1.0, -0.5, 0, 1]) * scale, jnp.float32)
+    exact = np.asarray(change, np.float64)
+    for clip in (1e-25, 1.0, 1e20):
+        out = jax.jit(clipped, static_argnums=2)({"x": change}, {"x": jnp.zeros_like(change)}, clip)["x"]
+        np.testing.assert_allclose(out, exact * min(1, clip / np.linalg.norm(exact)), rtol=1e-6, atol=1e-37)
+
+
 def test_noise_has_its_standard_deviation_and_is_independent_between_fields_and_exchanges():
     size, std, key = 40_000, 0.3, jax.random.key(1)
     zeros = {"x": jnp.zeros(size), "dx": jnp.zeros(size)}

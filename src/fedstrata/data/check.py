@@ -8,6 +8,8 @@ import numpy as np
 
 from fedstrata.data.split import Split
 
+LARGEST = 2**31 - 2**16  # rows are numbered in 32 bits, and a chunk of rows may run past the last one
+
 
 def named_leaves(examples: Any) -> list[tuple[str, Any]]:
     """The leaves of a pytree with readable names.
@@ -66,6 +68,15 @@ def row_count(examples: Any, where: str) -> int:
             f"{where}: leaves have different numbers of rows ({sizes}); row k of each must be one example."
         )
     return next(iter(shapes.values()))[0]
+
+
+def numbered(rows: int, where: str) -> None:
+    """Programs number rows in 32 bits; more would wrap."""
+    if rows > LARGEST:
+        raise ValueError(
+            f"{where} has {int(rows):,} rows, and programs number at most {LARGEST:,}; leave some out (say, with "
+            "federation.select), or run on several federations"
+        )
 
 
 def client_names(names: Sequence[str], clients: int) -> None:

@@ -52,6 +52,14 @@ class Sampler(eqx.Module):
     def check(self, counts: np.ndarray, name: Any, streams: Sequence[str] | None = None) -> None:
         """Refuse shards that this sampler cannot serve to these streams (None: all), before anything runs."""
 
+    def check_length(self, rounds: int, steps: int, capacity: int) -> None:
+        """Refuse a run that is longer than this sampler can serve; capacity: the most rows of a client."""
+        if rounds * steps >= 2**31:
+            raise ValueError(
+                f"rounds={rounds} × {steps} local steps: local steps are numbered in 32 bits, and a run has fewer than "
+                "2**31; run fewer rounds, and go on from their solution (params=)"
+            )
+
 
 def _positive(who: str, **values: Any) -> None:
     for name, value in values.items():
@@ -80,6 +88,7 @@ class Epochs(Sampler):
 
     per_round=None: the epoch goes on over the rounds. per_round=E: every round is E epochs of its own shuffling, and
     steps beyond E epochs of a client's data are idle for it, so that clients of different sizes do "E local epochs".
+    The batches of `local_begin` and `local_end` come from separate epochs, which advance by one batch a round.
     """
 
     batch_size: int
@@ -92,12 +101,21 @@ class Epochs(Sampler):
 
     def draw(self, at: Draw, count: Array, capacity: int) -> Index:
         whole_round, count = self.per_round is not None, jnp.maximum(count, 1)
-        step = at.clock.local_step if whole_round else at.clock.step
-        position = step * self.batch_size + jnp.arange(self.batch_size, dtype=jnp.int32)
-        base = stream_key(at.key if whole_round else at.lasting_key, 0, at.number)
-        words = key_words(jax.vmap(lambda epoch: fold_in(base, epoch))(position // count))
+        step, own = (at.clock.local_step, 0) if whole_round else (at.clock.step, at.clock.round)
+        # `local_begin` and `local_end`, whose local steps are negative, shuffle apart, and draw once a round.
+        step = jnp.where(at.clock.local_step < 0, own, step)
+        whole = step // count if self._long(capacity) else 0  # step × batch size may pass 32 bits: count by shards
+        position = (step - whole * count) * self.batch_size + jnp.arange(self.batch_size, dtype=jnp.int32)
+        epoch = whole * self.batch_size + position // count
+        key = at.key if whole_round else at.lasting_key
+        base = stream_key(key, jnp.minimum(at.clock.local_step, 0), at.number)
+        words = key_words(jax.vmap(lambda epoch: fold_in(base, epoch))(epoch))
         index = permute(words, position % count, count)
-        return index, (position < self.per_round * count if self.per_round is not None else None)
+        return index, (epoch < self.per_round if self.per_round is not None else None)
+
+    def _long(self, capacity: int) -> bool:
+        """Whether positions within `capacity` steps fit 32 bits, so that a run may be as long as it likes."""
+        return capacity * self.batch_size < 2**31
 
     def rows(self, capacity: int) -> int:
         return self.batch_size
@@ -105,7 +123,9 @@ class Epochs(Sampler):
     def seen(self, local_step: Array, count: Array) -> Array | None:
         if self.per_round is None:
             return None
-        return jnp.clip(self.per_round * count - local_step * self.batch_size, 0, self.batch_size)
+        rows = self.per_round * count
+        done = jnp.minimum(local_step, rows // self.batch_size + 1) * self.batch_size  # of later steps it could wrap
+        return jnp.clip(rows - done, 0, self.batch_size)
 
     @property
     def may_idle(self) -> bool:
@@ -115,8 +135,23 @@ class Epochs(Sampler):
         """The local steps that `per_round` epochs take on the largest client."""
         return int(np.ceil((self.per_round or 1) * counts.max() / self.batch_size))
 
+    def check_length(self, rounds: int, steps: int, capacity: int) -> None:
+        super().check_length(rounds, steps, capacity)
+        in_a_row = steps if self.per_round is not None else rounds * steps
+        if not self._long(capacity) and in_a_row * self.batch_size >= 2**31:
+            raise ValueError(
+                f"Epochs: {in_a_row:,} steps × batch_size={self.batch_size} on a client of {capacity:,} examples pass "
+                '2**31, and positions are numbered in 32 bits; take a smaller batch_size, or sampling="replacement"'
+            )
+
     def check(self, counts: np.ndarray, name: Any, streams: Sequence[str] | None = None) -> None:
         if self.per_round is not None:
+            large = np.flatnonzero((counts < 2**31 - 1) & (self.per_round * counts + self.batch_size >= 2**31))
+            if large.size:
+                raise ValueError(
+                    f"Epochs: per_round={self.per_round} × the {counts[large[0]]:,} examples of {name(large[0])} pass "
+                    "2**31, and positions are numbered in 32 bits; take fewer epochs a round, and more rounds"
+                )
             return  # a batch may then be larger than a shard: what lies beyond the last epoch does not count
         small = np.flatnonzero(counts < self.batch_size)
         if small.size:
@@ -174,8 +209,9 @@ class Replay(Sampler):
                 client = int(bad[0])
                 raise ValueError(f"Replay: indices[{stream!r}] leave the {counts[client]} examples of {name(client)}")
 
-    def check_length(self, rounds: int, steps: int) -> None:
+    def check_length(self, rounds: int, steps: int, capacity: int) -> None:
         """Refuse a table that ends before the run does."""
+        super().check_length(rounds, steps, capacity)
         for stream, table in self.indices.items():
             have = np.shape(table)[:2]
             if have[0] < rounds or have[1] < steps:

@@ -87,7 +87,7 @@ class Bilevel(CompositeProblem):
     averaged over the lower split at the exact y(x). model: gives start values of x where `fs.run` gets none.
 
     The recorded objective and hypergradient are exact: at every evaluation the lower problems are solved by Newton
-    steps (from `start`) to a gradient of `tolerance` (None: 1e-9 in double precision, else 1e-5), and
+    steps from `start`, up to a last one of at most `tolerance` × |y| (None: 1e-9 in double precision, else 1e-5), and
     $\partial_x f - \partial^2_{xy} g \, (\partial^2_{yy} g)^{-1} \partial_y f$ by a Cholesky factor, or by conjugate
     gradients where y has more than 512 numbers. For that g must be strongly convex in y, which is checked at the start
     values. strongly_convex=False leaves the check out: what is recorded then belongs to the stationary point that
@@ -201,8 +201,8 @@ class Bilevel(CompositeProblem):
     def observed(self, x: Vector, y: Vector, full: Full) -> dict[str, Array]:
         """The upper objective at given y, one for each client (or one), and how far y is from solving the lower one."""
         slope = jax.grad(lambda y: jnp.sum(self._each(self.lower, x, y, full, self.lower_split)))(y)
-        squares = sum(jnp.sum(jnp.square(a).reshape(a.shape[0], -1), axis=1) for a in jax.tree.leaves(slope.tree))
-        found = {"upper": self._upper(x, y, full), "lower_residual": jnp.sqrt(jnp.max(squares))}
+        residual = jnp.max(jax.vmap(lambda each: each.norm())(slope))
+        found = {"upper": self._upper(x, y, full), "lower_residual": residual}
         return found if self.exact else {"objective": found["upper"], **found}
 
     def _upper(self, x: Vector, y: Vector, full: Full) -> Array:

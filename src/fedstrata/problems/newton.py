@@ -7,8 +7,9 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jax.scipy.linalg import cho_solve
-from jax.scipy.sparse.linalg import cg
 from jaxtyping import Array, Float, PyTree
+
+from fedstrata.vector import Vector, power_of_two
 
 DENSE = 512  # unknowns up to which a Hessian is built and factored; above, conjugate gradients
 HALVINGS = 20
@@ -26,7 +27,15 @@ class Problems(NamedTuple):
         return self.value(jax.vmap(self.unflatten)(rows))
 
     def gradient(self, rows: Stack) -> Stack:
-        return jax.grad(lambda r: jnp.sum(self.values(r)))(rows)
+        return self.values_and_gradient(rows)[1]
+
+    def values_and_gradient(self, rows: Stack) -> tuple[Array, Stack]:
+        def total(r: Stack) -> tuple[Array, Array]:
+            values = self.values(r)
+            return jnp.sum(values), values
+
+        gradient, values = jax.grad(total, has_aux=True)(rows)
+        return values, gradient
 
     def product(self, rows: Stack, v: Stack) -> Stack:
         """Every Hessian times its row of v."""
@@ -40,7 +49,7 @@ class Problems(NamedTuple):
         """H⁻¹ b for every problem; not a number where a dense Hessian is not positive definite."""
         if rows.shape[1] <= DENSE:
             return jax.vmap(lambda lower, r: cho_solve((lower, True), r))(jnp.linalg.cholesky(self.hessians(rows)), b)
-        return cg(lambda v: self.product(rows, v), b, tol=tolerance, maxiter=10 * rows.shape[1])[0]
+        return _conjugate_gradients(lambda v: self.product(rows, v), b, tolerance, 10 * rows.shape[1])
 
 
 def stacked(value: Callable[[PyTree], Array], start: PyTree, count: int) -> tuple[Problems, Stack]:
@@ -50,46 +59,85 @@ def stacked(value: Callable[[PyTree], Array], start: PyTree, count: int) -> tupl
 
 
 def minimise(problems: Problems, start: Stack, tolerance: Any, steps: int) -> Stack:
-    """The minimum of every problem, to a gradient of `tolerance` relative to the first (or 1, if that is more).
+    """The minimum of every problem, up to a last Newton step of at most `tolerance` × the size of the unknowns.
 
-    Whole Newton steps, halved for each problem apart while its value does not fall.
+    Whole Newton steps, halved for each problem apart while its value does not fall. A problem also stops where its
+    gradient is only rounding: its steps then neither shrink nor lower its value. None of this depends on the scale of
+    the functions or of their unknowns, and no problem's minimum on the other problems.
     """
-    norm = lambda rows: jnp.linalg.norm(rows, axis=1)
-    first = jnp.maximum(norm(problems.gradient(start)), 1)
+    rounding = 8 * float(jnp.finfo(start.dtype).eps)
+    dot = lambda u, v: jnp.sum(u * v, axis=1)
+    value, gradient = problems.values_and_gradient(start)
+    first = _norms(gradient)
 
     class At(NamedTuple):
         rows: Array
         value: Array
         gradient: Array
+        going: Array
+        fell: Array  # whether the last step lowered the value by more than rounding
+        most: Array  # the longest next step of a problem that converges
         number: Array
-        moved: Array
-
-    def going(at: At) -> Array:
-        return (at.number < steps) & at.moved & jnp.any(norm(at.gradient) > tolerance * first)
 
     def step(at: At) -> At:
-        loose = jnp.minimum(0.1, jnp.sqrt(jnp.max(norm(at.gradient) / first)))
-        way = problems.solve(at.rows, at.gradient, loose)
-        # Close to the minimum the fall is below rounding; ~: not a number is no decrease.
-        low = lambda value: value <= at.value + 8 * float(jnp.finfo(value.dtype).eps) * (1 + jnp.abs(at.value))
-        short = lambda t, value: ~low(value) & (t > 0.5**HALVINGS)
-        all_values = lambda t: problems.values(at.rows - t[:, None] * way)
+        way = problems.solve(at.rows, at.gradient, jnp.minimum(0.1, jnp.sqrt(_norms(at.gradient) / first)))
+        size, slope = _norms(way), dot(at.gradient, way)
+        broken = jnp.isnan(size)  # no way down from an indefinite Hessian: let it be seen
+        going = at.going & (at.fell | (size <= at.most) | broken)
 
-        def halve(pair: tuple[Array, Array]) -> tuple[Array, Array]:
-            t = jnp.where(short(*pair), pair[0] / 2, pair[0])
-            return t, all_values(t)
+        def tried(t: Array) -> tuple[Array, Array, Array, Array]:
+            value, gradient = problems.values_and_gradient(at.rows - t[:, None] * way)
+            # Close to the minimum the fall is below rounding, and the slope shows whether the step went too far.
+            return t, value, gradient, (value < at.value) | (-dot(gradient, way) <= slope / 10)
 
-        whole = jnp.ones_like(at.value)
-        t, value = jax.lax.while_loop(lambda pair: jnp.any(short(*pair)), halve, (whole, all_values(whole)))
-        lower = low(value)
-        broken = jnp.any(jnp.isnan(way), axis=1)  # no way down from an indefinite Hessian: let it be seen
-        rows = jnp.where((lower | broken)[:, None], at.rows - t[:, None] * way, at.rows)
-        moved = jnp.any(lower & jnp.any(rows != at.rows, axis=1))
-        return At(rows, jnp.where(lower, value, at.value), problems.gradient(rows), at.number + 1, moved)
+        short = lambda t, value, gradient, down: going & ~broken & ~down & (t > 0.5**HALVINGS)
+        halve = lambda trial: tried(jnp.where(short(*trial), trial[0] / 2, trial[0]))
+        whole = tried(jnp.ones_like(at.value))
+        t, value, gradient, down = jax.lax.while_loop(lambda trial: jnp.any(short(*trial)), halve, whole)
+        going &= down | broken
+        rows = jnp.where(going[:, None], at.rows - t[:, None] * way, at.rows)
+        return At(
+            rows,
+            jnp.where(going, value, at.value),
+            jnp.where(going[:, None], gradient, at.gradient),
+            going & (size > tolerance * _norms(rows)),
+            value < at.value - rounding * jnp.abs(at.value),
+            (1 - t / 2) * size,
+            at.number + 1,
+        )
 
-    zero = jnp.array(0, jnp.int32)
-    begin = At(start, problems.values(start), problems.gradient(start), zero, jnp.array(True))
-    return jax.lax.while_loop(going, step, begin).rows
+    begin = At(start, value, gradient, first > 0, jnp.ones_like(first > 0), first, jnp.array(0, jnp.int32))
+    return jax.lax.while_loop(lambda at: (at.number < steps) & jnp.any(at.going), step, begin).rows
+
+
+def _norms(rows: Stack) -> Array:
+    return jax.vmap(lambda row: Vector(row).norm())(rows)
+
+
+def _conjugate_gradients(product: Callable[[Stack], Stack], b: Stack, tolerance: Any, most: int) -> Stack:
+    """H⁻¹ b for every problem by itself: one tolerance for all together would leave small ones unsolved."""
+    unit = power_of_two(jnp.max(jnp.abs(b), axis=1, keepdims=True))
+    b = b / unit
+    dot = lambda u, v: jnp.sum(u * v, axis=1, keepdims=True)
+    enough = jnp.broadcast_to(jnp.asarray(tolerance, b.dtype), b.shape[:1])[:, None] ** 2 * dot(b, b)
+
+    class At(NamedTuple):
+        v: Array
+        residual: Array
+        way: Array
+        left: Array  # |residual|²
+        number: Array
+
+    def step(at: At) -> At:
+        going, image = at.left > enough, product(at.way)
+        t = jnp.where(going, at.left / jnp.where(going, dot(at.way, image), 1), 0)
+        residual = at.residual - t * image
+        left = jnp.where(going, dot(residual, residual), at.left)
+        way = jnp.where(going, residual + left / jnp.where(going, at.left, 1) * at.way, 0)
+        return At(at.v + t * at.way, residual, way, left, at.number + 1)
+
+    begin = At(jnp.zeros_like(b), b, b, dot(b, b), jnp.array(0, jnp.int32))
+    return unit * jax.lax.while_loop(lambda at: (at.number < most) & jnp.any(at.left > enough), step, begin).v
 
 
 def extremes(problems: Problems, rows: Stack, products: int = 60) -> tuple[Array, Array]:
@@ -97,7 +145,7 @@ def extremes(problems: Problems, rows: Stack, products: int = 60) -> tuple[Array
     if rows.shape[1] <= DENSE:
         found = jnp.linalg.eigvalsh(problems.hessians(rows))
         return found[:, 0], found[:, -1]
-    scale = lambda v: v / jnp.maximum(jnp.linalg.norm(v, axis=1, keepdims=True), float(jnp.finfo(v.dtype).tiny))
+    scale = lambda v: v / jnp.maximum(_norms(v), float(jnp.finfo(v.dtype).tiny))[:, None]
     start = scale(jax.random.normal(jax.random.key(0), rows.shape, rows.dtype))
 
     def power(shift: Array) -> Array:

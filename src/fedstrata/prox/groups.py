@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from fedstrata.prox.base import Regularizer, number
-from fedstrata.prox.trees import root
+from fedstrata.prox.trees import root, unit
 
 
 class GroupLasso(Regularizer):
@@ -56,7 +56,8 @@ class GroupLasso(Regularizer):
     def _norms(self, x: Array) -> Array:
         """|x_g| of every group; the other axes are kept with length one."""
         others = tuple(i for i in range(x.ndim) if self.axis is None or i != self.axis % x.ndim)
-        return root(jnp.sum(x**2, axis=others, keepdims=True))
+        units = unit(x, others)
+        return units * root(jnp.sum((x / units) ** 2, axis=others, keepdims=True))
 
     def _level(self, x: Array) -> float:
         groups = 1 if self.axis is None else x.shape[self.axis]

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from fedstrata.prox.base import Regularizer, number, plain
-from fedstrata.prox.trees import Leaves, root, squared, total
+from fedstrata.prox.trees import Leaves, root, squared, total, unit
 
 # How many rounding errors a point may be off a set and still belong to it.
 _ROUNDINGS = 4
@@ -121,17 +121,23 @@ class L2Ball(ConstraintSet):
     joint = True
 
     def _prox(self, z: Array, step: Array) -> Array:
-        norm = root(squared(z))
-        outside = norm > self.radius
-        return jnp.where(outside, z * (self.radius / jnp.where(outside, norm, 1)), z)
+        scaled, norm, radius = self._scaled(z)
+        outside = norm > radius
+        return jnp.where(outside, scaled * (self.radius / jnp.where(outside, norm, 1)), z)
 
     def _inside(self, x: Array, eps: float) -> Array:
-        return root(squared(x)) <= self.radius * (1 + _slack(x, eps))
+        _, norm, radius = self._scaled(x)
+        return norm <= radius * (1 + _slack(x, eps))
 
     def _normal_distance(self, x: Array, d: Array, eps: float) -> Array:
-        norm = root(squared(x))
-        outward = jnp.where(norm >= self.radius * (1 - _slack(x, eps)), jnp.maximum(jnp.sum(d * x), 0), 0)
-        return squared(d - outward * x / jnp.maximum(norm, self.radius / 2) ** 2)
+        x, norm, radius = self._scaled(x)
+        outward = jnp.where(norm >= radius * (1 - _slack(x, eps)), jnp.maximum(jnp.sum(d * x), 0), 0)
+        return squared(d - outward * x / jnp.maximum(norm, radius / 2) ** 2)
+
+    def _scaled(self, x: Array) -> tuple[Array, Array, Array]:
+        """x, its norm and the radius in units in which squares neither overflow nor underflow."""
+        by = unit(x)
+        return (scaled := x / by), root(squared(scaled)), self.radius / by
 
 
 class Simplex(ConstraintSet):

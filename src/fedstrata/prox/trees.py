@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
-from fedstrata.vector import Vector, widest
+from fedstrata.vector import Vector, power_of_two, widest
 
 Leaves = dict[str, Any]
 Selector = str | Callable[[str, Any], bool]
@@ -82,3 +82,8 @@ def root(x: Array) -> Array:
     """√x whose derivative at 0 is 0 instead of infinite."""
     positive = x > 0
     return jnp.where(positive, jnp.sqrt(jnp.where(positive, x, 1)), x)
+
+
+def unit(x: Array, axis: int | tuple[int, ...] | None = None) -> Array:
+    """The power of two of the largest entry, over these axes (kept with length one) or all: see `power_of_two`."""
+    return power_of_two(jnp.max(jnp.abs(x), axis=axis, keepdims=axis is not None, initial=0))

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from fedstrata.prox.base import Regularizer, number
+from fedstrata.prox.trees import unit
 
 
 class TotalVariation(Regularizer):
@@ -50,12 +51,14 @@ class TotalVariation(Regularizer):
 
 def _denoised(z: Array, jump: Array) -> Array:
     """The minimiser of ½|x − z|² + jump · Σ|x_{i+1} − x_i| for one sequence."""
+    by = unit(jnp.append(z, jump))  # the minimiser grows with z and jump: in other units it is the same
+    z, jump = z / by, jump / by
     jumps = _cuts(jax.lax.stop_gradient(z), jax.lax.stop_gradient(jump))
     # With the signs of all jumps known, the problem is a mean per block of the shifted data.
     shifted, blocks = z + jump * _pull(jumps), _blocks(jumps)
     x = _block_means(shifted, blocks)
     x = x + _block_means(shifted - x, blocks)  # the digits that a long sum lost
-    return jnp.where(jump > 0, x, z)
+    return by * jnp.where(jump > 0, x, z)
 
 
 def _cuts(z: Array, jump: Array) -> Array:

@@ -67,8 +67,13 @@ class Portable:
     def to_parquet(self, path: str | Path) -> Path:
         """The records of `to_jsonl` as a Parquet table, per-client metrics as lists."""
         pyarrow, parquet = _needed("pyarrow", "parquet")
+        rows = list(self.records())
+        large = lambda values: isinstance(values[0], int) and max(values) >= 2**63  # a seed may have 64 bits
+        kind = lambda values: pyarrow.uint64() if large(values) else None
+        columns = {name: [row[name] for row in rows] for name in rows[0]}
+        table = pyarrow.table({name: pyarrow.array(values, kind(values)) for name, values in columns.items()})
         with replacing(path) as temporary:
-            parquet.write_table(pyarrow.Table.from_pylist(list(self.records())), temporary)
+            parquet.write_table(table, temporary)
         return Path(path)
 
     @classmethod

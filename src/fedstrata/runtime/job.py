@@ -16,7 +16,9 @@ from fedstrata.algorithm import Algorithm, as_arrays, reals, with_values
 from fedstrata.clock import domain
 from fedstrata.errors import unknown
 from fedstrata.memory import Pool
+from fedstrata.random import seed_key
 from fedstrata.runtime import simulate
+from fedstrata.runtime.counting import counting_unit
 from fedstrata.runtime.crew import spread_again, unspread
 from fedstrata.runtime.mesh import everywhere
 from fedstrata.runtime.runs import Groups, over_runs
@@ -113,6 +115,11 @@ class Job(NamedTuple):
         steps = sum(p.steps * p.repeat for p in self.rest.phases(world.problem))
         rows = sum(world.sampler.rows(world.flat[s].capacity) for s in world.problem.streams.values())
         return rows * steps * world.selection.size(world.clients)
+
+    @property
+    def counting_unit(self) -> int:
+        """What a count of examples is a multiple of."""
+        return counting_unit(self.world, self.rest)
 
     def spent(self, rounds: int) -> Spent | None:
         """What so many rounds cost the client that took part in the most of them, in any run."""
@@ -241,10 +248,11 @@ def _spread(world: World, carry: Carry) -> Carry:
 
 def seed_list(seeds: int | Sequence[int]) -> list[int]:
     """`seeds=10` means 0 … 9."""
-    listed = list(range(seeds)) if isinstance(seeds, int | np.integer) else [int(s) for s in seeds]
-    if not listed or len(set(listed)) != len(listed) or min(listed) < 0:
-        raise ValueError(f"seeds={seeds!r} must be a number >= 1, or different whole numbers >= 0")
-    return listed
+    listed = list(range(seeds)) if isinstance(seeds, int | np.integer) else list(seeds)
+    whole = all(isinstance(s, int | np.integer) and 0 <= s < 2**64 for s in listed)
+    if not listed or not whole or len(set(listed)) != len(listed):
+        raise ValueError(f"seeds={seeds!r} must be a number >= 1, or different whole numbers from 0 to 2**64 - 1")
+    return [int(s) for s in listed]
 
 
 def spread(
@@ -273,7 +281,7 @@ def spread(
 
 def start_points(problem: Any, params: Any, seeds: list[int]) -> Vector:
     """x0 of every seed: given arrays, a function of a key, or the problem's own start."""
-    keys = jnp.stack([jax.random.key(s) for s in seeds])
+    keys = jnp.stack([seed_key(s) for s in seeds])
     make = params if callable(params) else problem.init if params is None else None
     if make is None:
         as_array = lambda a: jnp.asarray(a)
@@ -285,7 +293,7 @@ def start_points(problem: Any, params: Any, seeds: list[int]) -> Vector:
 def repeat_runs(x0: Vector, seeds: list[int], runs: int) -> tuple[Vector, Array]:
     """Start points and keys of all runs: the seeds again for every swept setting."""
     times = runs // len(seeds)
-    keys = jnp.stack([jax.random.key(s) for s in seeds])
+    keys = jnp.stack([seed_key(s) for s in seeds])
     return jax.tree.map(lambda a: jnp.concatenate([a] * times), x0), jnp.concatenate([keys] * times)
 
 

@@ -91,13 +91,11 @@ def _local_work(
     problem, rule, steps = setting.problem, setting.sampler, steps_of(setting.algorithm)
     phase = setting.algorithm.phases(problem)[number]
     shard = {s: f.view(member.starts[s], member.counts[s]) for s, f in setting.flat.items()}
-    key = member.key
+    key, lasting_key = member.key, member.lasting_key
     if phase.fresh:
-        key = fold_in(fold_in(key, number + 1), repetition)
+        key, lasting_key = (fold_in(fold_in(k, number + 1), repetition) for k in (key, lasting_key))
     clock = lambda local_step: Clock.at(member.round, steps, local_step)
-    draw = lambda local_step: problem.draws(
-        shard, key, rule, clock(local_step), member.id, member.lasting_key, phase.streams
-    )
+    draw = lambda local_step: problem.draws(shard, key, rule, clock(local_step), member.id, lasting_key, phase.streams)
     count = phase.first + jnp.arange(phase.steps, dtype=jnp.int32)
     with part_of_time("samples"):
         drawn = _drawn(problem, shard, jax.vmap(draw)(count), size) if rule.ahead else None

@@ -15,6 +15,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 
+from fedstrata.data import check
+
 AXIS = "clients"
 
 
@@ -114,6 +116,7 @@ def in_blocks(examples: PyTree, bounds: np.ndarray, mesh: Mesh) -> tuple[PyTree,
     """The rows of each device, filled up to the longest block with copies of a row; and where every row lies."""
     counts = np.diff(bounds)
     long, sharding = max(1, int(counts.max())), NamedSharding(mesh, PartitionSpec(AXIS))
+    check.numbered(len(counts) * long, "a mesh on which every device has as many rows as the fullest")
 
     def put(leaf: Any) -> Any:
         leaf = np.asarray(leaf)

@@ -10,6 +10,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from fedstrata.algorithm import Algorithm, oracle_needed, oracle_of
+from fedstrata.data import check
 from fedstrata.data.federation import Federation, Split
 from fedstrata.data.sampling import Balanced, Epochs, Sampler, Whole
 from fedstrata.errors import unknown
@@ -40,6 +41,7 @@ def rows_of(split: Split, dtype: Any, sizes: np.ndarray, stored: Any = None) -> 
     stored: the examples as they lie on a mesh, where each row is among them, and on how many devices; or `Stored`,
     if they stay on the host.
     """
+    check.numbered(split.size, "this split")
     counts = np.asarray(split.counts)
     if not counts.any():
         raise ValueError("this split has no examples, so nothing can be evaluated on it")
@@ -82,6 +84,12 @@ def flat_split(split: Split) -> FlatSplit:
     start, counts = np.asarray(split.offsets)[:-1], np.asarray(split.counts)
     examples = jax.tree.map(jnp.asarray, split.examples)
     return FlatSplit(examples, jnp.asarray(start, jnp.int32), jnp.asarray(counts, jnp.int32), int(counts.max()))
+
+
+def check_sizes(federation: Federation) -> None:
+    """Every split must be one whose rows can be numbered."""
+    for name, split in federation.splits.items():
+        check.numbered(split.size, f"split {name!r}")
 
 
 def check_parameters(x: Vector) -> None:

@@ -21,7 +21,7 @@ from fedstrata.transport.cohort import Everyone
 
 Callback = Callable[[int, dict[str, np.ndarray]], Any]
 SEGMENT_SECONDS = 0.5  # how long a segment should take: the progress bar moves that often
-MOST_ROWS = 2**30  # examples are counted in 32 bits within a segment
+MOST_ROWS = 2**30  # examples are counted in 32 bits within a segment, in units of the job's
 SNAPSHOT_BYTES = 2**26  # a larger state is not copied before each segment
 
 
@@ -66,7 +66,8 @@ class Run:
         job, first = self.job, self.round
         last = min((first // job.every + self.length) * job.every, job.rounds)
         last = min(last, first_rounds(self.own)) if self.own else last
-        last = min(last, first + max(1, MOST_ROWS // job.rows_a_round()))
+        unit = job.counting_unit
+        last = min(last, first + max(1, MOST_ROWS // max(1, job.rows_a_round() // unit)))
         began, before, own = time.perf_counter(), None if self.big else self.carry, self.own
         was_running = np.asarray(self.carry.status) == RUNNING
         carry, found, samples, took = self._advance(first, last, own)
@@ -80,7 +81,10 @@ class Run:
             due = due[: over[0] + 1]
             last = due[-1]
         early = own is not None and any(isinstance(value, Pool) for value in own.values())
-        self.records.segment(due, found, {"samples": samples, "took": took}, self.seconds, seconds, early)
+        examples = lambda counted: np.asarray(counted, np.int64) * unit
+        found = {n: examples(v) if n == "samples" else v for n, v in found.items()}
+        totals = {"samples": examples(samples), "took": took}
+        self.records.segment(due, found, totals, self.seconds, seconds, early)
         self.seconds, self.round = self.seconds + seconds, last
         exploded = was_running & (status == EXPLODED)
         self.carry = self._rewind(before, own, carry, first, exploded) if exploded.any() else carry

@@ -13,18 +13,19 @@ import numpy as np
 
 from fedstrata.algorithm import Algorithm, steps_of, with_values
 from fedstrata.data.federation import Federation
-from fedstrata.data.sampling import Replay, sampler
+from fedstrata.data.sampling import sampler
 from fedstrata.directions import Mode, sign
 from fedstrata.errors import unknown
 from fedstrata.problems.base import Problem
 from fedstrata.report.progress import Progress
 from fedstrata.runtime.checkpoint import CheckpointError, Checkpoints
+from fedstrata.runtime.counting import check_counted
 from fedstrata.runtime.describe import fingerprint
 from fedstrata.runtime.evaluate import measure, modes_of
 from fedstrata.runtime.execution import settle
 from fedstrata.runtime.job import Job, ledger_of, repeat_runs, seed_list, spread, start_points
 from fedstrata.runtime.mesh import mesh_of
-from fedstrata.runtime.prepare import Weights, check_parameters, check_solves, streams, world_of
+from fedstrata.runtime.prepare import Weights, check_parameters, check_sizes, check_solves, streams, world_of
 from fedstrata.runtime.processes import agreed, leads, together
 from fedstrata.runtime.progress import Callback, Run
 from fedstrata.runtime.result import DivergenceWarning, Result
@@ -77,13 +78,14 @@ def prepare(
     points = start_points(problem, params, listed)
     x0 = jax.tree.map(lambda a: a[0], points)
     check_parameters(points)
+    check_sizes(federation)
     problem.check(x0, federation)
     said = lambda problem: "" if problem is None else fingerprint(problem, federation, weights)
     minimised = said(problem), said(monitor)
     rule = sampler(batch_size, sampling)
     problem = problem.bind(x0, federation, rule)
-    if isinstance(rule, Replay):
-        rule.check_length(rounds, steps_of(algorithm))
+    drawn = [federation[split].counts for split in problem.streams.values() if split in federation.splits]
+    rule.check_length(rounds, steps_of(algorithm), max((int(np.max(counts)) for counts in drawn), default=0))
     over = mesh_of(mesh)
     host = streams(stream, algorithm, federation, over)
     dtype = x0.scalar_dtype
@@ -101,6 +103,7 @@ def prepare(
         patience=patience,
         explosion=float(explosion),
     )
+    check_counted(world, algorithm, {name: split.size for name, split in federation.splits.items()})
     kind, paid = Streamed if host else Job, ledger_of(world, algorithm, x0)
     job = kind(world, plan, values, rest, all_x0, keys, axes, paid, int(rounds), int(every), minimised=minimised)
     if over is not None:

@@ -12,11 +12,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PRNGKeyArray
 
-from fedstrata.algorithm import Algorithm, Cohort, Phase, steps_of
+from fedstrata.algorithm import Algorithm, Cohort, steps_of
 from fedstrata.clock import Clock, domain
 from fedstrata.memory import Pool
 from fedstrata.random import fold_in
 from fedstrata.runtime import start as starting
+from fedstrata.runtime.counting import examples_seen
 from fedstrata.runtime.crew import Crew, crew_of, read_local, write_local
 from fedstrata.runtime.evaluate import judge, measure, record_of
 from fedstrata.runtime.local import Setting, part_of_time
@@ -144,7 +145,7 @@ def one_cohort(
         bad_fields=jnp.where(failed, ~finite, carry.bad_fields),
     )
     took = jnp.where(running, jnp.sum(cohort.present), 0).astype(jnp.int32)
-    seen = jnp.where(running, _examples_seen(world, algorithm, cohort), 0)
+    seen = jnp.where(running, examples_seen(world, algorithm, cohort), 0)
     return carry, where(keep, new_rows, rows), seen, took
 
 
@@ -199,32 +200,3 @@ def _finite(value: Any) -> Array:
     leaves = jax.tree.leaves(value.rows if isinstance(value, Pool) else value)
     floats = [leaf for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.inexact)]
     return jnp.all(jnp.array([jnp.all(jnp.isfinite(leaf)) for leaf in floats])) if floats else jnp.array(True)
-
-
-def _examples_seen(world: World, algorithm: Algorithm, cohort: Cohort) -> Array:
-    """Examples that the cohort's local steps drew in this round, over all streams."""
-    present = cohort.present
-    counts = {n: split.count if world.streamed else split.count[cohort.ids] for n, split in world.flat.items()}
-    total = jnp.zeros(present.shape, jnp.int32)
-    for stream, steps in _draws(world.problem, algorithm.phases(world.problem)):
-        split = world.problem.streams[stream]
-        seen = world.sampler.seen(jnp.asarray(steps, jnp.int32)[:, None], counts[split][None, :])
-        whole = world.sampler.rows(world.flat[split].capacity)
-        rows = whole * len(steps) if seen is None else jnp.sum(jnp.broadcast_to(seen, (len(steps), *present.shape)), 0)
-        total += jnp.where(counts[split] > 0, jnp.asarray(rows).astype(jnp.int32), 0)
-    return jnp.sum(jnp.where(present, total, 0), dtype=jnp.int32)
-
-
-def _draws(problem: Any, phases: list[Phase]) -> list[tuple[str, list[int]]]:
-    """The local steps at which each stream is drawn from. Phases share the samples of a step, unless they are fresh."""
-    shared: dict[tuple[str, int], set[int]] = {}
-    fresh: list[tuple[str, list[int]]] = []
-    for phase in phases:
-        steps = range(phase.first, phase.first + phase.steps)
-        named = tuple(problem.streams if phase.streams is None else phase.streams)
-        for at, stream in enumerate(named):
-            if phase.fresh:
-                fresh += [(stream, list(steps))] * phase.repeat
-            else:
-                shared.setdefault((stream, named[:at].count(stream)), set()).update(steps)
-    return [*((stream, sorted(steps)) for (stream, _), steps in shared.items()), *fresh]

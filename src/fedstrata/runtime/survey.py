@@ -9,10 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedstrata.algorithm import Algorithm, as_arrays
+from fedstrata.data import check
 from fedstrata.data.federation import Federation, Split
 from fedstrata.data.sampling import sampler
 from fedstrata.problems.base import Problem
 from fedstrata.problems.nested import one_example
+from fedstrata.random import seed_key
 from fedstrata.runtime.job import start_points
 from fedstrata.runtime.layout import FlatSplit
 from fedstrata.runtime.prepare import (
@@ -49,6 +51,7 @@ class Survey(NamedTuple):
         for name, split in data.splits.items():
             if not isinstance(split.examples, Mapping) or not all(hasattr(a, "dtype") for a in split.examples.values()):
                 raise ValueError(f"{site}, split {name!r}: examples must be a dictionary of arrays")
+            check.numbered(split.size, f"{site}, split {name!r}")
             counts[name] = int(split.size)
             shapes[name] = {c: (str(a.dtype), list(a.shape[1:])) for c, a in sorted(split.examples.items())}
         return cls(site, counts, shapes)
@@ -117,7 +120,7 @@ def terms_of(
     counts, total = (None, None) if sizes is None else (jnp.asarray(sizes, jnp.int32), float(sizes.sum()))
     world = World(problem, None, rule, chosen, flat, {}, counts, federation.clients, privacy=privacy, total=total)
     shapes = {n: jax.tree.map(one_example, split.examples) for n, split in federation.splits.items()}
-    return Terms(run, world, as_arrays(algorithm, x0.scalar_dtype), x0, jax.random.key(seed), shapes)
+    return Terms(run, world, as_arrays(algorithm, x0.scalar_dtype), x0, seed_key(seed), shapes)
 
 
 def start_point(problem: Problem, params: Any = None, seed: int = 0) -> Vector:

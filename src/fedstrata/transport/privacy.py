@@ -133,13 +133,18 @@ def clipped(sent: Mapping[str, Any], reference: Mapping[str, Any], clip: float) 
     wide = widest(jnp.float32, *[a.dtype for a in new])
     changes = [a.astype(wide) - b.astype(wide) for a, b in zip(new, old, strict=True)]
     largest = jnp.max(jnp.stack([jnp.max(jnp.abs(c), initial=0.0) for c in changes]))
-    unit = jnp.where(jnp.isfinite(largest) & (largest > 0), largest, 1)  # squares of large numbers would overflow
-    norm = unit * jnp.sqrt(sum((jnp.sum((c / unit) ** 2) for c in changes), start=jnp.zeros((), wide)))
+    smallest = float(jnp.finfo(wide).tiny)
+    # Squares of large numbers would overflow, and the largest have a reciprocal that is taken for zero.
+    unit = jnp.clip(jnp.where(jnp.isfinite(largest), largest, 1), smallest, 1 / smallest)
+    scaled = jnp.sqrt(sum((jnp.sum((c / unit) ** 2) for c in changes), start=jnp.zeros((), wide)))
+    norm = unit * scaled
     inside, finite = norm <= clip, jnp.isfinite(largest)
     factor = clip / jnp.where(inside, clip, norm)
+    tiny = factor < smallest  # taken for zero: then the change is scaled first
 
     def settle(a: Array, b: Array, change: Array) -> Array:
-        short = (b.astype(wide) + factor * change).astype(a.dtype)
+        short = jnp.where(tiny, change / unit * (clip / jnp.where(tiny, scaled, 1)), factor * change)
+        short = (b.astype(wide) + short).astype(a.dtype)
         return jnp.where(inside & finite, a, jnp.where(finite, short, b))
 
     return jax.tree.unflatten(structure, [settle(*leaf) for leaf in zip(new, old, changes, strict=True)])

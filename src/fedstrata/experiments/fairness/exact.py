@@ -19,7 +19,10 @@ def outer_loss(federation: Any, weights: np.ndarray, l2: float) -> float:
 
 
 def solved(train: Any, weights: np.ndarray, l2: float, tolerance: float = 1e-7, most: int = 50) -> np.ndarray:
-    """The minimiser θ of mean w[a] ℓ(θ) + l2/2 |θ|², with halved steps where a whole one does not descend."""
+    """The minimiser θ of mean w[a] ℓ(θ) + l2/2 |θ|², with halved steps where a whole one does not descend.
+
+    The last step is at most `tolerance` × |θ|, so that small weights are solved for as well as large ones.
+    """
     x, y = with_bias(train["x"]), np.asarray(train["y"], np.float64)
     w = np.asarray(weights, np.float64)[np.asarray(train["group"])] / len(y)
 
@@ -31,13 +34,13 @@ def solved(train: Any, weights: np.ndarray, l2: float, tolerance: float = 1e-7, 
     for _ in range(most):
         p = 1 / (1 + np.exp(-(x @ theta)))
         slope = x.T @ (w * (p - y)) + l2 * theta
-        if np.linalg.norm(slope) <= tolerance:
-            break
         hessian = (x * (w * p * (1 - p))[:, None]).T @ x + l2 * np.eye(len(theta))
         step, now, length = np.linalg.solve(hessian, slope), value(theta), 1.0
         while value(theta - length * step) > now and length > 1e-6:
             length /= 2
         theta = theta - length * step
+        if np.linalg.norm(step) <= tolerance * np.linalg.norm(theta):
+            break
     return theta
 
 
