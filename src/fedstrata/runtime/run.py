@@ -17,6 +17,7 @@ from fedstrata.errors import unknown
 from fedstrata.problems.base import Problem
 from fedstrata.report.axes import sign
 from fedstrata.report.progress import Progress
+from fedstrata.runtime import checks
 from fedstrata.runtime.checkpoint import CheckpointError, Checkpoints
 from fedstrata.runtime.evaluate import measure
 from fedstrata.runtime.execution import settle
@@ -63,15 +64,17 @@ def prepare(
 ) -> Job:
     """Check everything that can be checked without running, and lay out the program. `fs.run` calls it."""
     check_solves(algorithm, problem)
-    for name, value, low in (("rounds", rounds, 1), ("evaluate_every", evaluate_every, 1), ("patience", patience, 1)):
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int | np.integer) or value < low):
-            raise ValueError(f"{name}={value!r} must be a whole number >= {low}")
+    checks.check_federation(federation)
+    given = {"evaluate_every": evaluate_every, "patience": patience}
+    checks.check_whole(rounds=rounds, **{name: value for name, value in given.items() if value is not None})
+    checks.check_evaluation(evaluate, monitor, select, explosion)
     if patience is not None and select is None:
         raise ValueError('patience needs select, the column to watch, e.g. select="valid/loss"')
     listed = seed_list(seeds)
     points = start_points(problem, params, listed)
     x0 = jax.tree.map(lambda a: a[0], points)
     check_parameters(points)
+    checks.check_fit(problem, x0)
     problem.check(x0, federation)
     rule = sampler(batch_size, sampling)
     problem = problem.bind(x0, federation, rule)
@@ -141,11 +144,16 @@ def run(
     checkpoint, checkpoint_every, resume: a folder, seconds between checkpoints, and whether to go on from the last.
     callbacks: functions of (round, row), called for every recorded round. progress: show a progress bar.
     """
-    known = inspect.signature(prepare).parameters
-    for name in options:
-        if name not in known:
-            raise unknown("option of fs.run", name, {*known, *inspect.signature(run).parameters} - {"options"})
+    for_prepare(options, "fs.run")
+    if not all(map(callable, callbacks if np.iterable(callbacks) else [None])):
+        raise TypeError(f"callbacks={callbacks!r} must be a list of functions of (round, row)")
+    checks.check_checkpoint(checkpoint, checkpoint_every)
     store = None if checkpoint is None else Checkpoints(checkpoint)
+    if store is not None and not resume and store.rounds():
+        raise CheckpointError(
+            f"{store.folder} already holds checkpoints; give resume=True (on the command line --resume) to continue "
+            "that run, or choose another folder"
+        )
     saved = store.config() if store and resume else {}
     if saved:  # what was chosen for it, by its length or on another machine, is kept
         options["evaluate_every"] = options.get("evaluate_every") or saved["every"]
@@ -158,10 +166,6 @@ def run(
     config = config_of(job, problem, algorithm, federation, options) if store else {}
     config |= {"threads": saved["threads"]} if saved else {}  # another machine may go on with it
     if store is not None:
-        if not resume and store.rounds():
-            raise CheckpointError(
-                f"{store.folder} already holds checkpoints; resume that run, or choose another folder"
-            )
         if leads():
             store.prepare(job.state_bytes())
         together("prepared")
@@ -189,6 +193,16 @@ def run(
     if result.diverged:
         warnings.warn("\n".join(result.notes), DivergenceWarning, stacklevel=2)
     return result
+
+
+def for_prepare(options: Mapping[str, Any], who: str) -> dict[str, Any]:
+    """The options that lay out a program, without those of `fs.run` alone; an unknown one is refused."""
+    known = inspect.signature(prepare).parameters
+    every = {*known, *inspect.signature(run).parameters} - {"options"}
+    for name in options:
+        if name not in every:
+            raise unknown(f"option of {who}", name, every)
+    return {name: value for name, value in options.items() if name in known}
 
 
 def _state(job: Job) -> tuple[Any, Any]:
