@@ -179,8 +179,7 @@ def _files(plan: Plan) -> list[str]:
 
 def _keep(result: Result, plan: Plan, folder: Folder) -> None:
     """History and model of one method: of its best setting, first seed."""
-    from fedstrata.models.saved import save_model
-    from fedstrata.problems.losses import Regression
+    from fedstrata.runtime.outcome import save_trained
 
     result.history.to_jsonl(folder.path / f"{result.label}.jsonl")
     if plan.model is None:
@@ -191,8 +190,9 @@ def _keep(result: Result, plan: Plan, folder: Folder) -> None:
     seed = result.history.seeds[0]
     about = {"experiment": plan.experiment.name, "algorithm": result.label, "rounds": result.rounds, "seed": seed}
     about["hyperparameters"] = describe(hyperparameters(result.algorithm)) | best
-    task = "regression" if isinstance(getattr(plan.setup.problem, "loss", None), Regression) else "classification"
-    save_model(folder.path / f"{result.label}.npz", plan.model, result.solution(**best, seed=seed), about, task)
+    run = {**best, "seed": seed}
+    trained_on = plan.experiment.trained_on(plan.setup, **run)
+    save_trained(folder.path / f"{result.label}.npz", result.problem, result.solution(**run), about, trained_on)
 
 
 def _draw(plan: Plan, results: Mapping[str, Result], path: Path) -> None:

@@ -35,7 +35,7 @@ def _numeric(name: str, value: Any, where: str) -> np.ndarray:
     if value is None:
         raise TypeError(f"{where}: leaf {name!r} is None; leave it out, or give an array with one entry per row.")
     if tables.is_frame(value):
-        value = tables.numbers(value, list(value.columns), f"{where}, leaf {name!r}").astype(np.float32)
+        value = tables.numbers(value, f"{where}, leaf {name!r}").astype(np.float32)
     try:
         array = np.asarray(value)
     except ValueError:

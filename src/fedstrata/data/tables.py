@@ -15,15 +15,15 @@ def is_frame(value: Any) -> bool:
     return hasattr(value, "columns") and hasattr(value, "to_numpy")
 
 
-def numbers(frame: Any, columns: Sequence[Any], where: str) -> np.ndarray:
-    """Columns of a DataFrame as float64, true and false as 1 and 0, missing entries as NaN."""
-    text = [str(c) for c in columns if frame[c].dtype.kind not in "biuf"]
+def numbers(frame: Any, where: str) -> np.ndarray:
+    """A DataFrame as float64, true and false as 1 and 0, missing entries as NaN."""
+    text = [str(c) for c, dtype in zip(frame.columns, frame.dtypes, strict=True) if dtype.kind not in "biuf"]
     if text:
         raise TypeError(
-            f"{where}: columns {', '.join(text)} are not numbers; name the ones to use with features=[…], "
-            "or encode them first (pandas.get_dummies)."
+            f"{where}: columns {', '.join(text)} are not numbers; choose those to use (features=[…], or "
+            "frame[columns]), or encode them first (pandas.get_dummies)."
         )
-    return frame[list(columns)].to_numpy(dtype=np.float64, na_value=np.nan)
+    return frame.to_numpy(dtype=np.float64, na_value=np.nan)
 
 
 def columns_of(
@@ -43,7 +43,7 @@ def columns_of(
     columns = list(features) if features is not None else [c for c in frame.columns if c not in (label, drop)]
     if not columns:
         raise ValueError(f"{where}: no feature columns are left beside {label!r} and {drop!r}.")
-    examples = {"x": numbers(frame, columns, where).astype(np.float32)}
+    examples = {"x": numbers(frame[columns], where).astype(np.float32)}
     if label is not None:
         y = frame[label]
         if y.dtype.kind not in "biuf":

@@ -35,14 +35,14 @@ def check_evaluation(evaluate: Any, monitor: Any, select: Any, explosion: Any) -
         raise TypeError(f"monitor={monitor!r} is not a Problem; give one to evaluate on, e.g. fs.Average(loss)")
     if not isinstance(select, str | None):
         raise TypeError(f"select={select!r} must name a column of the history, e.g. 'valid/loss'")
-    if not isinstance(explosion, Real) or not explosion > 0:
+    if not isinstance(explosion, Real) or not float(explosion) > 0:
         raise ValueError(f"explosion={explosion!r} must be a number > 0, by which factor an objective may grow")
 
 
 def check_checkpoint(checkpoint: Any, every: Any) -> None:
     if not isinstance(checkpoint, str | PathLike | None):
         raise TypeError(f"checkpoint={checkpoint!r} must be a folder, or None for no checkpoints")
-    if not isinstance(every, Real) or not every >= 0:
+    if not isinstance(every, Real) or not float(every) >= 0:
         raise ValueError(f"checkpoint_every={every!r} must be a number of seconds >= 0")
 
 

@@ -224,7 +224,8 @@ def _spread(world: World, carry: Carry) -> Carry:
 def seed_list(seeds: int | Sequence[int]) -> list[int]:
     """`seeds=10` means 0 … 9."""
     whole = lambda s: isinstance(s, int | np.integer) and not isinstance(s, bool)
-    given = range(seeds) if whole(seeds) else () if isinstance(seeds, str) or not np.iterable(seeds) else [*seeds]
+    given: Any = () if isinstance(seeds, str) else seeds
+    given = range(given) if whole(given) else [*given] if np.iterable(given) else []
     if not given or not all(map(whole, given)) or len(set(given)) != len(given) or min(given) < 0:
         raise ValueError(f"seeds={seeds!r} must be a number >= 1, or different whole numbers >= 0")
     return [int(s) for s in given]

@@ -189,7 +189,7 @@ def run(
                     raise
                 last_save = time.perf_counter()
     result = state.result(name, algorithm, compile_seconds)
-    result.privacy = job.spent(result.rounds)
+    result.privacy, result.federation = job.spent(result.rounds), federation
     if result.diverged:
         warnings.warn("\n".join(result.notes), DivergenceWarning, stacklevel=2)
     return result
