@@ -1,6 +1,7 @@
 """`fs.run`: what it records, how runs end, and what it refuses before anything runs."""
 
 import warnings
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
@@ -144,7 +145,8 @@ def test_going_back_to_the_beginning_includes_per_client_starts(monkeypatch):
     np.testing.assert_array_equal(kept.solution(), again.solution())
     np.testing.assert_array_equal(kept.local["first"], again.local["first"])
     good = int(kept.history.last("round")[0]) - 2
-    alone = run(Growing(), **{**options, "rounds": good})
+    with pytest.warns(fs.DivergenceWarning, match="got worse"):
+        alone = run(Growing(), **{**options, "rounds": good})
     np.testing.assert_allclose(again.solution(), alone.solution(), rtol=1e-12)
 
 
@@ -155,9 +157,10 @@ def test_what_an_empty_slot_computes_does_not_count():
     once = lambda ids: fs.run(TASK.problem, fs.Scaffold(0.5, 4), wild, batch_size="all", cohort=ids, **options)
     with pytest.warns(fs.DivergenceWarning):
         once(fs.cohort.Given([[0]]))
-    result = once(fs.cohort.Given([[1, -1]]))
-    assert result.endings.item() == "finished"
-    np.testing.assert_allclose(result.solution(), once(fs.cohort.Given([[1]])).solution(), rtol=1e-12)
+    with pytest.warns(fs.DivergenceWarning, match="got worse"):  # at client 0, which has a say in the objective
+        result, alone = once(fs.cohort.Given([[1, -1]])), once(fs.cohort.Given([[1]]))
+    assert not result.diverged
+    np.testing.assert_allclose(result.solution(), alone.solution(), rtol=1e-12)
 
 
 def test_one_diverging_run_does_not_disturb_the_others():
@@ -319,6 +322,85 @@ def test_an_algorithm_for_another_problem_is_refused():
 
     with pytest.raises(TypeError, match="FedAvg does not solve Strange problems: it asks for a SmoothOracle"):
         run(problem=Strange(squared_error))
+
+
+BOWL = fs.Average(lambda w, e: 0.5 * jnp.sum(w**2))  # FedAvg(3.0) goes through (−2)^r, where it is 4^r / 2
+
+
+def test_a_run_that_ends_far_above_its_start_is_reported():
+    given = {"problem": BOWL, "params": np.ones(1)}
+    assert run(fs.FedAvg(3.0), **given, rounds=2).endings.item() == "finished"  # 8, and the limit is 0.5 + 10
+    with pytest.warns(fs.DivergenceWarning, match=r"FedAvg \(seed=0\) got worse: its objective was 0.5 .* and is 32 "):
+        result = run(fs.FedAvg(3.0), **given, rounds=3)
+    assert result.endings.item() == "worsened"
+    assert "1 worsened" in repr(result)
+    assert not result.diverged
+    np.testing.assert_allclose(result.solution(), [-8.0])  # nothing is taken back
+    with pytest.warns(fs.DivergenceWarning, match="step_size=3.0") as caught:
+        both = run(sweep={"step_size": [0.1, 3.0]}, **given, rounds=3)
+    assert both.endings.tolist() == [["finished"], ["worsened"]]
+    assert "step_size=0.1" not in str(caught[0].message)
+
+
+@pytest.mark.parametrize("start", [-0.5, -99.5, 0.0, 1e6])
+def test_what_counts_as_far_goes_with_the_size_of_the_start(start):
+    """An objective that climbs from any start is reported once it rose by more than 10 max(|start|, 1)."""
+    climbing = fs.Average(lambda w, e: jnp.sum(w) + start)
+    far = 10 * max(abs(start), 1)
+    options = {"problem": climbing, "params": np.zeros(1), "stationarity": False}
+    climb = lambda height: run(Climb(height), rounds=1, **options).endings.item()
+    assert climb(0.99 * far) == "finished"
+    with pytest.warns(fs.DivergenceWarning, match="got worse"):
+        assert climb(1.01 * far) == "worsened"
+
+
+class Climb(fs.Algorithm):
+    height: float = fs.real(above=0)
+    local_steps: int = 1
+
+    class State(NamedTuple):
+        x: fs.Averaged[fs.Vector]
+
+    def init_server(self, problem, x0):
+        return self.State(x=x0)
+
+    def local_step(self, oracle, start, state):
+        return self.State(x=state.x + self.height)
+
+    def solution(self, problem, state):
+        return state.x
+
+
+def test_an_algorithm_that_sends_nothing_up_is_reported():
+    class Silent(Climb):
+        class State(NamedTuple):
+            x: fs.Broadcast[fs.Vector]
+            steps: fs.Local[fs.Vector]
+
+        def init_server(self, problem, x0):
+            return self.State(x=x0, steps=x0)
+
+        def local_step(self, oracle, start, state):
+            return state._replace(x=state.x - self.height * oracle.grad(state.x))
+
+    words = "Silent sends nothing up.*Averaged, Reported, Gathered or Pooled"
+    with pytest.warns(fs.SetupWarning, match=words):
+        result = run(Silent(0.1))
+    np.testing.assert_array_equal(result.solution(), X)
+    run(fs.CentralSGD(0.1))  # has no clients
+
+
+def test_a_batch_far_larger_than_a_shard_is_reported():
+    """More than 20 times its rows, where rows are drawn with replacement."""
+    rng = np.random.default_rng(0)
+    shards = [{"x": rng.normal(size=(n, 3)), "y": rng.normal(size=n)} for n in (40, 5, 7)]
+    sites = fs.Federation.from_clients(shards, names=["north", "east", "south"])
+    words = "batch_size=141 is more than 20 times the 5 rows of 'east' in 'train', the smallest of 2 such clients"
+    with pytest.warns(fs.SetupWarning, match=words):
+        run(federation=sites, batch_size=141, rounds=1)
+    for batch in (100, "all", Epochs(200, per_round=1)):
+        run(federation=sites, batch_size=batch, rounds=1)
+    run(fs.CentralSGD(0.1), federation=sites, batch_size=400, rounds=1)  # draws from all rows
 
 
 def test_a_clean_run_warns_of_nothing():

@@ -72,6 +72,15 @@ def test_a_run_that_diverges_is_never_chosen_however_good_its_best_value_was():
     assert np.isnan(tuned.scores[1][1])
 
 
+def test_a_grid_that_goes_too_far_warns_of_nothing():
+    """Its largest step ends at a thousand times the start: that is what a grid is for."""
+    bowl = fs.Average(lambda w, e: 0.5 * (w[0] - e["y"] * 0) ** 2)
+    options = {"rounds": 5, "params": np.ones(1), "batch_size": "all", "seeds": 1, "final_seeds": 1}
+    tuned = fs.tune(bowl, fs.FedAvg(0.1), VALID, {"step_size": [0.5, 3.0]}, **options)
+    assert tuned.chosen == {"step_size": 0.5}
+    np.testing.assert_allclose(tuned.scores[1][1], 0.5 * 4.0**5)
+
+
 def test_nothing_runs_before_all_of_the_grid_was_checked(monkeypatch):
     monkeypatch.setattr("fedstrata.runtime.tune.run", lambda *_, **__: pytest.fail("a run was started"))
     grid = {"step_size": [0.05]}

@@ -16,6 +16,7 @@ config.json and checkpoints/. Exit code 3: a method diverged (the others finishe
 
 import argparse
 import os
+import warnings
 
 from fedstrata.commands.parsing import (
     Mistake,
@@ -106,4 +107,6 @@ def execute(options: argparse.Namespace) -> int:
 
     running.configure(cache=not options.no_cache)
     plan = running.Plan.of(experiment, options, words, sweep, data)
-    return running.estimate(plan, options.json) if options.dry_run else running.run(plan, folder, options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", running.SetupWarning)  # told already, by the plan
+        return running.estimate(plan, options.json) if options.dry_run else running.run(plan, folder, options)

@@ -21,7 +21,7 @@ from fedstrata.problems.base import model_of
 from fedstrata.report import Comparison, compare
 from fedstrata.runtime.describe import describe
 from fedstrata.runtime.processes import leads, together
-from fedstrata.runtime.result import DivergenceWarning, Result
+from fedstrata.runtime.result import DivergenceWarning, Result, SetupWarning
 from fedstrata.runtime.run import prepare
 
 
@@ -65,10 +65,14 @@ class Plan(NamedTuple):
         if options.algorithm is None:  # of the experiment's own methods, those that can solve this form of it
             named = {name: method for name, method in named.items() if _able(name, method[0], experiment, setup)}
         plan = cls(experiment, named, setup, given, data)
-        for name, (algorithm, _) in named.items():  # what the last method would refuse is refused before the first
-            problem = experiment.problem_for(algorithm, setup)
-            where = {"mesh": options.mesh, "stream": stream_of(algorithm, options)}
-            prepare(problem, algorithm, setup.federation, **plan.options(name), execution="vmap", **where)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", SetupWarning)
+            for name, (algorithm, _) in named.items():  # what the last method would refuse is refused before the first
+                problem = experiment.problem_for(algorithm, setup)
+                where = {"mesh": options.mesh, "stream": stream_of(algorithm, options)}
+                prepare(problem, algorithm, setup.federation, **plan.options(name), execution="vmap", **where)
+        for text in dict.fromkeys(str(warning.message) for warning in caught):
+            print(f"warning: {text}", file=sys.stderr)
         return plan
 
     def options(self, name: str) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """What `fs.run` is given, checked before anything compiles: every message names the argument and the remedy."""
 
+import warnings
 from collections.abc import Mapping, Sequence
 from numbers import Real
 from os import PathLike
@@ -11,9 +12,13 @@ import numpy as np
 
 from fedstrata.data.check import HOW
 from fedstrata.data.federation import Federation
+from fedstrata.data.sampling import Sampler, WithReplacement
 from fedstrata.models.base import Model
 from fedstrata.problems.base import Problem, model_of
+from fedstrata.runtime.result import SetupWarning
 from fedstrata.vector import Vector
+
+FAR = 20  # times the rows of a client above which a batch is reported
 
 
 def check_federation(federation: Any) -> None:
@@ -26,6 +31,25 @@ def check_whole(**given: Any) -> None:
     for name, value in given.items():
         if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
             raise ValueError(f"{name}={value!r} must be a whole number >= 1")
+
+
+def warn_of_large_batch(problem: Problem, federation: Federation, rule: Sampler) -> None:
+    """A batch drawn with replacement should not be far larger than a client's shard: its rows would only come again."""
+    if not isinstance(rule, WithReplacement):
+        return
+    for split in sorted({*problem.streams.values()}):
+        counts = np.asarray(federation[split].counts)
+        counts = np.where(counts > 0, counts, counts.max())  # who has nothing draws nothing
+        client = int(counts.argmin())
+        if rule.batch_size > FAR * counts[client]:
+            few = int((rule.batch_size > FAR * counts).sum())
+            warnings.warn(
+                f"batch_size={rule.batch_size} is more than {FAR} times the {counts[client]} rows of "
+                f"{federation.names[client]!r} in {split!r}, the smallest of {few} such clients: with replacement "
+                'every row is drawn many times in one step; choose a smaller batch, or batch_size="all"',
+                SetupWarning,
+                stacklevel=4,
+            )
 
 
 def check_evaluation(evaluate: Any, monitor: Any, select: Any, explosion: Any) -> None:

@@ -12,13 +12,14 @@ from fedstrata.placement import Hidden
 from fedstrata.runtime.job import Job
 from fedstrata.runtime.processes import agreed
 from fedstrata.runtime.records import Records
-from fedstrata.runtime.result import ENDINGS, Result
+from fedstrata.runtime.result import ENDINGS, WORSE, Result
 from fedstrata.runtime.world import DIVERGED, EXPLODED, RUNNING, Carry
 from fedstrata.transport.cohort import Everyone
 
 Callback = Callable[[int, dict[str, np.ndarray]], Any]
 SEGMENT_SECONDS = 0.5  # how long a segment should take: the progress bar moves that often
 MOST_ROWS = 2**30  # examples are counted in 32 bits within a segment
+WORSENED = ENDINGS.index("worsened")
 SNAPSHOT_BYTES = 2**26  # a larger state is not copied before each segment
 
 
@@ -128,6 +129,11 @@ class Run:
         reshape = lambda tree: jax.tree.map(lambda a: np.asarray(a).reshape((*shape, *a.shape[1:])), tree)
         best = carry.best_x if job.plan.select is not None else job.solutions(carry)
         status = np.asarray(carry.status)
+        bad = (status == DIVERGED) | (status == EXPLODED)
+        first, last = np.asarray(carry.first), self.records.latest("objective")
+        worse = ~bad & (last - first > WORSE * np.maximum(np.abs(first), 1))
+        notes = {int(i): self._note(int(i), label) for i in np.flatnonzero(bad)}
+        notes |= {int(i): self._worse(int(i), label, first[i], last[i]) for i in np.flatnonzero(worse)}
         return Result(
             label=label,
             history=self.records.history(job.axes, job.ledger, self.rejoining),
@@ -137,22 +143,30 @@ class Run:
             solutions=reshape(best),
             state=reshape(carry.shared),
             local=reshape(carry.local),
-            endings=np.array(ENDINGS)[status].reshape(shape),
-            notes=[self._note(int(i), label) for i in np.flatnonzero((status == DIVERGED) | (status == EXPLODED))],
+            endings=np.array(ENDINGS)[np.where(worse, WORSENED, status)].reshape(shape),
+            notes=[notes[i] for i in sorted(notes)],
             seconds=self.seconds,
             compile_seconds=compile_seconds,
             rounds=self.round,
         )
 
-    def _note(self, run: int, label: str) -> str:
-        """What happened to a run that diverged, in words."""
+    def _name(self, run: int, label: str) -> str:
         place = np.unravel_index(run, [len(v) for v in self.job.axes.values()])
         where = ", ".join(f"{k}={v[i]}" for (k, v), i in zip(self.job.axes.items(), place, strict=True))
+        return f"{label} ({where})"
+
+    def _worse(self, run: int, label: str, first: Any, last: Any) -> str:
+        """What a run that ended far above its start is told."""
+        what = f"its objective was {first:.4g} at the start and is {last:.4g} at the end"
+        return f"{self._name(run, label)} got worse: {what}; try smaller steps"
+
+    def _note(self, run: int, label: str) -> str:
+        """What happened to a run that diverged, in words."""
         round = int(np.asarray(self.carry.bad_round)[run])
         shared = self.carry.shared
         fields = [f for f, bad in zip(shared._fields, np.asarray(self.carry.bad_fields)[run], strict=True) if bad]
         local = [f for f in shared._fields if isinstance(getattr(shared, f), Hidden)]
-        who = f"{label} ({where}) diverged"
+        who = f"{self._name(run, label)} diverged"
         advice = self.job.world.problem.advice()
         advice = f"; {advice}" if advice else ""
         if not fields:

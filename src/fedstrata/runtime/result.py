@@ -15,11 +15,18 @@ from fedstrata.vector import Vector
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-ENDINGS = ("finished", "diverged", "exploded", "stopped early")
+ENDINGS = ("finished", "diverged", "exploded", "stopped early", "worsened")
+WORSE = 10.0  # a run whose objective ends above its start by more than this times max(|start|, 1) has worsened
 
 
 class DivergenceWarning(UserWarning):
-    """A run left the finite numbers, or its objective exploded; its last good state was kept."""
+    """A run left the finite numbers or its objective exploded (its last good state was kept), or it ended far worse
+    than it started (and nothing was taken back).
+    """
+
+
+class SetupWarning(UserWarning):
+    """Settings with which a run can be made, but which look like a mistake."""
 
 
 @dataclass(eq=False, repr=False)
@@ -37,7 +44,7 @@ class Result:
     solutions: Vector  # the last solution of every run, or its best one where `select` was given
     state: Any  # the server's state at the end
     local: Mapping[str, Any]  # the clients' own fields at the end
-    endings: np.ndarray  # one of ENDINGS for each run
+    endings: np.ndarray  # one of ENDINGS for each run; "worsened": its objective ended far above its start
     notes: list[str]  # what went wrong, in words
     seconds: float
     compile_seconds: float

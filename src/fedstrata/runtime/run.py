@@ -77,6 +77,8 @@ def prepare(
     checks.check_fit(problem, x0)
     problem.check(x0, federation)
     rule = sampler(batch_size, sampling)
+    if not algorithm.centralised:
+        checks.warn_of_large_batch(problem, federation, rule)
     problem = problem.bind(x0, federation, rule)
     if isinstance(rule, Replay):
         rule.check_length(rounds, steps_of(algorithm))
@@ -190,7 +192,7 @@ def run(
                 last_save = time.perf_counter()
     result = state.result(name, algorithm, compile_seconds)
     result.privacy, result.federation = job.spent(result.rounds), federation
-    if result.diverged:
+    if result.notes:
         warnings.warn("\n".join(result.notes), DivergenceWarning, stacklevel=2)
     return result
 
