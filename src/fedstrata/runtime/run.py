@@ -131,7 +131,8 @@ def run(
     """Train on a federation, in simulation; the whole run is one compiled program.
 
     problem, algorithm, federation: what to minimise, how, on whose data. rounds: communication rounds.
-    params: start values (a pytree, or a function of a key); None asks the problem's model.
+    params: start values (a pytree, which may be an equinox module, or a function of a key); None asks the problem's
+    model.
     batch_size: examples per local step, "all" for whole shards, or a Sampler. sampling: "replacement" or "epochs".
     cohort: clients per round: None for all, a number, or a rule (`fs.cohort.Weighted`, `fs.cohort.Given`).
     weights: "uniform" (every client the same, as in the papers) or "size".
@@ -145,6 +146,10 @@ def run(
     privacy: clip what clients change and noise its mean (`fs.Privacy`); `Result.privacy` says the ε.
     checkpoint, checkpoint_every, resume: a folder, seconds between checkpoints, and whether to go on from the last.
     callbacks: functions of (round, row), called for every recorded round. progress: show a progress bar.
+
+    Warns (`fs.SetupWarning`) of an algorithm that sends nothing up and of a batch that is more than 20 times the rows
+    of a client; (`fs.DivergenceWarning`) of runs that diverge, or end above their start by more than
+    10 × max(|start|, 1).
     """
     for_prepare(options, "fs.run")
     if not all(map(callable, callbacks if np.iterable(callbacks) else [None])):
