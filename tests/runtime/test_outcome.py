@@ -69,7 +69,7 @@ def test_a_ranking_is_saved_with_the_threshold_that_keeps_the_share_of_positives
     x, y = rng.normal(size=(90, 3)) + 5, rng.permutation(np.repeat([0, 1], [70, 20]))
     clinics = fs.Federation.from_arrays({"x": x, "y": y}, clients=np.arange(90) % 3).by_label()
     problem = fs.Pairwise(fs.models.Linear(3), fs.pair_losses.SquaredHinge())
-    result = fs.run(problem, fs.FedX1(0.05, 2), clinics, rounds=3, batch_size=4, seeds=2)
+    result = fs.run(problem, fs.FedX1(0.001, 2), clinics, rounds=3, batch_size=4, seeds=2)
     for seed in (0, 1):
         result.save_model(tmp_path / "model.npz", seed=seed)
         trained = fs.load_model(tmp_path / "model.npz")
@@ -127,8 +127,16 @@ def test_parameters_of_a_plain_function_are_saved_and_loaded(loss, tmp_path):
     assert trained.info == {"algorithm": "FedAvg", "rounds": 2}
     with pytest.raises(ValueError, match="parameters without a model"):
         trained.predict(X[0])
-    given = fs.load_model(tmp_path / "model.npz", model=lambda w, x: w["a"] @ x)
-    np.testing.assert_allclose(given.scores(X[0]), X[0] @ result.solution()["a"], rtol=1e-12)
+    model, values = lambda w, x: w["a"] @ x, X[0] @ result.solution()["a"]
+    given = fs.load_model(tmp_path / "model.npz", model=model)
+    np.testing.assert_allclose(given.scores(X[0]), values, rtol=1e-12)
+    if isinstance(loss, fs.losses.Regression):  # which says what the outputs are
+        np.testing.assert_allclose(given.predict(X[0]), values, rtol=1e-12)
+        return
+    with pytest.raises(ValueError, match=r"does not say what its outputs mean; use scores\(x\), or load_model"):
+        given.predict(X[0])
+    labels = fs.load_model(tmp_path / "model.npz", model=model, task="classification").predict(X[0])
+    np.testing.assert_array_equal(labels, values > 0)
 
 
 USER = """

@@ -37,17 +37,16 @@ def save_model(
     model: Model | None,
     params: Params,
     info: dict[str, Any] | None = None,
-    task: Task = "classification",
+    task: Task | None = "classification",
     threshold: float | None = None,
 ) -> Path:
     """Write a model that `load_model` reads back bit for bit; `info` is anything that JSON can hold.
 
-    model: None, or a plain function, saves the parameters alone. threshold: the score above which a single output means
-    label 1.
+    model: None, or a plain function, saves the parameters alone. task: what the outputs are; None where that is not
+    known. threshold: the score above which a single output means label 1.
     """
     where = _path(path, "save_model")
-    if task not in get_args(Task):
-        raise unknown("task", str(task), get_args(Task))
+    _check_task(task)
     params = params.tree if isinstance(params, Vector) else params
     arrays = _by_name(params)
     if _is_model(model, "save_model"):
@@ -71,12 +70,14 @@ def save_model(
     return where
 
 
-def load_model(path: str | Path, model: Any = None, like: Params = None) -> TrainedModel:
+def load_model(path: str | Path, model: Any = None, like: Params = None, task: Task | None = None) -> TrainedModel:
     """Read a saved model.
 
     model: one of your own classes has to be given again; a function of (params, x) goes with parameters that were
-    saved alone. like: parameters of the same structure, where that is of your own classes.
+    saved alone. like: parameters of the same structure, where that is of your own classes. task: what the outputs are,
+    where the file does not say it.
     """
+    _check_task(task)
     header, arrays = _read(_path(path, "load_model"))
     if header["version"] > _VERSION:
         raise ValueError(f"{path}: written by a newer FedStrata (format {header['version']}); update to read it")
@@ -91,7 +92,12 @@ def load_model(path: str | Path, model: Any = None, like: Params = None) -> Trai
     wanted = _by_name(like)
     _match(wanted, arrays, f"{path} does not fit {'these parameters' if model is None else repr(model)}")
     params = jax.tree.unflatten(jax.tree.structure(like), [_exact(arrays[name], path) for name in wanted])
-    return TrainedModel(model, params, header["info"], header["task"], header.get("threshold"))
+    return TrainedModel(model, params, header["info"], task or header["task"], header.get("threshold"))
+
+
+def _check_task(task: Any) -> None:
+    if task is not None and task not in get_args(Task):
+        raise unknown("task", task, get_args(Task))
 
 
 def _is_model(model: Any, where: str) -> TypeGuard[Model]:

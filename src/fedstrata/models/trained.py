@@ -32,7 +32,7 @@ class TrainedModel:
     model: Callable[[Params, Any], Any] | None  # of parameters and one example; None: the parameters are all there is
     params: Params
     info: dict[str, Any] = dataclasses.field(default_factory=dict)
-    task: Task = "classification"
+    task: Task | None = "classification"  # None: not known, so there are scores but no predictions
     threshold: float | None = None
 
     def scores(self, x: Any) -> np.ndarray:
@@ -60,6 +60,11 @@ class TrainedModel:
         no such zero: `Result.save_model` saves the threshold above which as many training rows lie as are positive,
         and without one `predict` refuses.
         """
+        if self.model is not None and self.task is None:
+            raise ValueError(
+                "TrainedModel.predict: these parameters are of a plain function, which does not say what its outputs "
+                'mean; use scores(x), or load_model(path, model=function, task="classification" or "regression")'
+            )
         scores = self.scores(x)
         if np.isnan(scores).any():
             row = np.argwhere(np.isnan(scores))[0][0]

@@ -11,9 +11,9 @@ from fedstrata.files import replacing
 from fedstrata.models.base import Model
 from fedstrata.models.raveled import Raveled
 from fedstrata.models.saved import save_model
-from fedstrata.models.trained import TrainedModel
+from fedstrata.models.trained import Task, TrainedModel
 from fedstrata.problems.base import model_of
-from fedstrata.problems.losses import Regression
+from fedstrata.problems.losses import Classification, Regression
 from fedstrata.problems.pairwise import Pairwise
 from fedstrata.transport.codec import named_arrays
 from fedstrata.vector import Vector
@@ -41,16 +41,24 @@ def save_trained(path: Any, problem: Any, params: Any, info: Mapping[str, Any], 
     A problem that was made from a plain function has none: its parameters are saved alone. federation: the training
     data, with which a ranking is saved with a threshold.
     """
-    model = model_of(problem)
+    model, limit = model_of(problem), None
     if isinstance(model, Raveled):
         model, params = model.model, model.unravel(params)
-    if not isinstance(model, Model):
-        return save_model(path, None, params, dict(info))
-    if not isinstance(problem, Pairwise):
-        task = "regression" if isinstance(getattr(problem, "loss", None), Regression) else "classification"
-        return save_model(path, model, params, dict(info), task)
-    limit = None if federation is None else training_threshold(problem, TrainedModel(model, params), federation)
-    return save_model(path, model, params, dict(info), "ranking", limit)
+    model = model if isinstance(model, Model) else None
+    if isinstance(problem, Pairwise) and model is not None and federation is not None:
+        limit = training_threshold(problem, TrainedModel(model, params), federation)
+    return save_model(path, model, params, dict(info), task_of(problem), limit)
+
+
+def task_of(problem: Any) -> Task | None:
+    """What the outputs of a problem's model are; None where only a user's function knows."""
+    loss = getattr(problem, "loss", None)
+    if isinstance(problem, Pairwise):
+        return "ranking"
+    if isinstance(loss, Regression):
+        return "regression"
+    known = isinstance(loss, Classification) or isinstance(model_of(problem), Model)
+    return "classification" if known else None
 
 
 def training_threshold(problem: Pairwise, trained: TrainedModel, federation: Federation) -> float | None:

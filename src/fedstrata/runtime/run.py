@@ -77,8 +77,6 @@ def prepare(
     checks.check_fit(problem, x0)
     problem.check(x0, federation)
     rule = sampler(batch_size, sampling)
-    if not algorithm.centralised:
-        checks.warn_of_large_batch(problem, federation, rule)
     problem = problem.bind(x0, federation, rule)
     if isinstance(rule, Replay):
         rule.check_length(rounds, steps_of(algorithm))
@@ -87,6 +85,8 @@ def prepare(
     dtype = x0.scalar_dtype
     given = (rule, cohort, weights, monitor, evaluate, dtype, over, host, privacy)
     world = world_of(problem, algorithm, federation, *given)
+    if not algorithm.centralised:
+        checks.warn_of_large_batch(problem, federation, rule)
     values, rest, axes = spread(algorithm, sweep or {}, listed, x0.scalar_dtype)
     for setting in itertools.product(*(sweep or {}).values()):
         with_values(algorithm, **dict(zip(sweep or {}, setting, strict=True))).check(problem)
