@@ -33,7 +33,8 @@ from fedstrata.commands.parsing import (
 
 _SHAPE = (
     '{"experiment", "settings", "table": {"columns", "rows": [{"label", "setting", "seeds", "values": {COLUMN: '
-    '{"mean", "std", "best"}}}]}, "diverged": [notes], "out", "files"}; with --profile also "profiles": {METHOD: '
+    '{"mean", "std", "best"}}}]}, "diverged": [notes, also on runs that got worse], "out", '
+    '"files"}; with --profile also "profiles": {METHOD: '
     '{"data", "compile", "seconds": {PART: s}, "folder"}}; with --dry-run {"experiment", "methods": '
     '[{"method", "memory_bytes", "up_bytes", "down_bytes", "seconds", "compile_seconds", "execution", "why"}]}'
 )

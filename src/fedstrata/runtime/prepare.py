@@ -16,6 +16,7 @@ from fedstrata.data.sampling import Balanced, Epochs, Sampler, Whole
 from fedstrata.errors import unknown
 from fedstrata.problems.base import Problem, Rows
 from fedstrata.problems.stored import Stored
+from fedstrata.runtime.checks import check_federation
 from fedstrata.runtime.host import Host, HostSplit
 from fedstrata.runtime.layout import FlatSplit
 from fedstrata.runtime.mesh import Spread, by_device, in_blocks, per_client
@@ -58,6 +59,7 @@ def full_data(federation: Federation, weights: Weights = "uniform", dtype: Any =
     >>> [round(6 * float(w), 5) for w in full_data(fed)["train"].weight]  # each client counts one half
     [1.0, 1.0, 1.0, 3.0]
     """
+    check_federation(federation)
     dtype = jnp.zeros(()).dtype if dtype is None else dtype
     return {name: rows_of(split, weights, dtype) for name, split in federation.splits.items()}
 
