@@ -1,6 +1,6 @@
 """The interface proven on toy algorithms: phases, pools, gathered rows, per-example memory, starts, visibility."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -14,6 +14,8 @@ from toys import LateStart, Looks, MergedStart, OwnStarts, Repeated, Rows, Score
 
 TASK = least_squares()
 N = TASK.federation.clients
+# Toys that add up numbers do not minimise anything.
+WORSENS = pytest.mark.filterwarnings("ignore:.* got worse:fedstrata.runtime.result.DivergenceWarning")
 
 
 def go(algorithm, rounds=3, batch_size="all", task=TASK, **options):
@@ -126,6 +128,7 @@ def test_per_example_memory_is_ragged_and_survives_absence():
     np.testing.assert_array_equal(result.local["target"].rows[0], split.examples["y"])
 
 
+@WORSENS
 def test_clients_start_from_their_own_values_until_the_first_merge():
     means = np.array([TASK.federation["train"].shard(i)["y"].mean() for i in range(N)])
     result = go(OwnStarts(), rounds=3)
@@ -133,6 +136,7 @@ def test_clients_start_from_their_own_values_until_the_first_merge():
     np.testing.assert_allclose(result.solution(), np.full(3, 3 * means.mean()), rtol=1e-12)
 
 
+@WORSENS
 def test_merge_at_init_then_server_start():
     mean = np.mean([TASK.federation["train"].shard(i)["y"].mean() for i in range(N)])
     result = go(MergedStart(), rounds=3)
@@ -237,3 +241,27 @@ def test_counts_cannot_be_averaged():
 
     with pytest.raises(TypeError, match="cannot be averaged"):
         go(Counts())
+
+
+class Counted(LateStart):
+    """Remembers how many clients came, as a server's author would guess its name."""
+
+    class State(NamedTuple):
+        x: fs.Averaged[fs.Vector]
+        came: fs.Server[Any]
+
+    merge_at_init = False
+
+    def init_server(self, problem, x0):
+        return self.State(x=x0, came=0.0)
+
+    def server_step(self, problem, start, merged, cohort):
+        return merged._replace(x=merged.x + 1 / cohort.count, came=start.came + cohort.count)
+
+
+def test_a_cohort_counts_the_clients_that_are_present():
+    schedule = [[0, 1, 2], [3, -1, 1], [-1, -1, 2]]
+    result = go(Counted(), cohort=fs.cohort.Given(schedule))
+    present = [sum(i >= 0 for i in row) for row in schedule]
+    assert float(result.state.came.item()) == sum(present)
+    np.testing.assert_allclose(result.solution(), np.full(3, sum(1 / n for n in present)), rtol=1e-12)

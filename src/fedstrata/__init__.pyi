@@ -81,6 +81,7 @@ from fedstrata.runtime.prepare import full_data as full_data
 from fedstrata.runtime.profile import profile as profile
 from fedstrata.runtime.result import DivergenceWarning as DivergenceWarning
 from fedstrata.runtime.result import Result as Result
+from fedstrata.runtime.result import SetupWarning as SetupWarning
 from fedstrata.runtime.run import run as run
 from fedstrata.runtime.tune import tune as tune
 from fedstrata.transport import cohort as cohort

@@ -72,6 +72,11 @@ class Cohort(NamedTuple):
     clients: int  # N, in the whole federation
     share: Array  # Σ p_i over the clients present, of the weights p_i that sum to one over all N
 
+    @property
+    def count(self) -> Array:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """How many clients are present, traced, in the dtype of the weights (a tuple's own `count` is of no use)."""
+        return jnp.sum(self.present.astype(self.weights.dtype))
+
 
 class Phase(NamedTuple):
     """One exchange of a round: clients run `steps` steps, send, the server merges and steps.

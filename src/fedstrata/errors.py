@@ -4,14 +4,14 @@ import difflib
 from collections.abc import Iterable
 
 
-def unknown(kind: str, name: str, known: Iterable[str]) -> ValueError:
+def unknown(kind: str, name: object, known: Iterable[object]) -> ValueError:
     """A `ValueError` for a name that does not exist, with the closest ones that do.
 
     >>> unknown("algorithm", "FedAvgg", ["FedAvg", "FedProx"])
     ValueError("unknown algorithm 'FedAvgg'; did you mean FedAvg? Known: FedAvg, FedProx.")
     """
-    names = sorted(known)
+    names = sorted(map(str, known))
     folded = {n.lower(): n for n in reversed(names)}
-    near = [folded[n] for n in difflib.get_close_matches(name.lower(), list(folded), n=3, cutoff=0.6)]
+    near = [folded[n] for n in difflib.get_close_matches(str(name).lower(), list(folded), n=3, cutoff=0.6)]
     hint = f"did you mean {' or '.join(near)}? " if near else ""
     return ValueError(f"unknown {kind} {name!r}; {hint}Known: {', '.join(names) or 'none'}.")

@@ -135,6 +135,24 @@ def test_a_diverged_method_is_reported_and_the_others_finish(command, tmp_path):
     assert "picture.png" in files(tmp_path / "o")
 
 
+def test_what_looks_like_a_mistake_is_one_line_before_the_run(command):
+    words = ["--algorithm", "FedAvg", "--algorithm", "Scaffold", "--batch-size", "1000", "--rounds", "1"]
+    code, _, err = command("run", *SMALL, *words)
+    assert code == 0
+    lines = [line for line in err.splitlines() if "batch_size" in line]
+    assert len(lines) == 1
+    assert lines[0].startswith("warning: batch_size=1000 is more than 20 times the 5 rows of 'client 0'")
+
+
+def test_a_method_that_got_worse_is_reported_and_has_not_diverged(command):
+    words = ["--algorithm", "FedAvg", "--set", "step_size=10", "--local-steps", "1", "--rounds", "2", "--seeds", "1"]
+    code, out, err = command("run", *SMALL, *words, "--json")
+    assert code == 0
+    (note,) = json.loads(out)["diverged"]
+    assert "got worse: its objective was" in note
+    assert f"warning: {note}" in err
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedstrata.data import IID, Federation
+from fedstrata.data import IID, ByColumn, Dirichlet, Federation, federate
 
 X, Y = np.ones((4, 2), np.float32), np.array([0, 1, 1, 0])
 
@@ -13,6 +13,10 @@ def hole(row, column, value=np.nan):
     x = X.copy()
     x[row, column] = value
     return x
+
+
+def whole():
+    return Federation.from_clients([{"x": X, "y": Y}])
 
 
 def arrays(examples=None, clients=(0, 0, 1, 1), **options):
@@ -59,11 +63,70 @@ def arrays(examples=None, clients=(0, 0, 1, 1), **options):
         (lambda: Federation.from_offsets({"x": X}, [0, 4, 4]), "client 'client 1' has no training rows"),
         (lambda: Federation.from_files("one.csv"), "needs client='column'"),
         (lambda: Federation.from_files(["one.txt"]), "one.txt is none of .csv"),
+        (lambda: Federation.from_files([]), "the list of files is empty"),
+        (lambda: arrays({"x": [[1, 2], [3]]}), "leaf 'x' has rows of different lengths"),
+        (lambda: arrays(clients=2), "or a partition, e.g. fs.data.IID(5)"),
+        (lambda: Federation.from_clients([{"x": X}] * 3, test=(X, Y)), "a tuple of 2 for 3 clients"),
+        (
+            lambda: Federation({**arrays().splits, "valid": whole()["train"]}),
+            "'valid' has 1 clients, the train split 2",
+        ),
+        (lambda: Federation(arrays().splits, names=["a"]), "1 names for 2 clients"),
+        (lambda: arrays().hold_out("test", "20%"), "fraction must lie between 0 and 1 (both excluded), got '20%'"),
+        (lambda: arrays().select(["client 0"]), "federation.names.index(name)"),
+        (lambda: arrays()[0], "unknown split 0; Known: train"),
+        (lambda: ByColumn(np.array(["a", None, float("nan")], object)), "2 rows have no value"),
+        (lambda: Dirichlet(3, "strong"), "alpha must be a positive number, got 'strong'"),
+        (lambda: federate("digits", IID(3), test="yes"), "test must be True, False or a fraction"),
     ],
 )
 def test_values_are_named_with_the_remedy(build, words):
     with pytest.raises(ValueError, match=re.escape(words)):
         build()
+
+
+SHARED = "make a federation with fs.Federation.from_clients([{"
+
+
+@pytest.mark.parametrize(
+    ("build", "words"),
+    [
+        (lambda: Federation({"train": {"x": X, "y": Y}}), "'train' is a dict, not a Split"),
+        (lambda: Federation({"train": [{"x": X, "y": Y}]}), SHARED),
+        (lambda: Federation({"north": {"x": X, "y": Y}}), SHARED),
+        (lambda: Federation([{"x": X, "y": Y}]), SHARED),
+        (lambda: Federation(X), SHARED),
+        (lambda: Federation(None), SHARED),
+        (lambda: Federation.from_clients({"a": {"x": X}}), "names=list(d)"),
+        (lambda: Federation.from_clients(X), "clients is a ndarray; give a list with one data set per client"),
+        (lambda: Federation.from_clients(None), "clients is a NoneType"),
+        (lambda: Federation.from_clients("digits"), "clients is a str"),
+        (lambda: Federation.from_clients([pd.DataFrame(X)]), "client 0: the examples are a DataFrame"),
+        (lambda: arrays(pd.DataFrame(X)), "use Federation.from_frame"),
+        (lambda: arrays({"x": X, "y": None}), "leaf 'y' is None; leave it out"),
+        (lambda: arrays("digits"), "the examples are 'digits'"),
+        (lambda: arrays(test=(X, Y)), "split 'test': the examples are a tuple, those of the train split a dict"),
+        (lambda: arrays().with_split("test", (X, Y)), 'give both alike, e.g. {"x": X, "y": y}'),
+        (lambda: arrays().hold_out(0.2), "name=0.2 must be a string; the part is fraction=0.2"),
+        (lambda: Federation.from_frame("a.csv", client="a", label="b"), "a pandas DataFrame is needed, got a str"),
+        (lambda: Federation.from_frame(pd.DataFrame(X), client=0, label=1, features="2"), "features='2' is one string"),
+        (lambda: Federation.from_frame(pd.DataFrame(X), client=0, label=[1]), "label=[1] must name one column"),
+        (lambda: Federation.from_files(None), "give a path, a folder or a list of paths, not a NoneType"),
+        (lambda: federate({"x": X}, IID(2)), "data is a dict; give a name from fs.data.available()"),
+        (lambda: federate("digits", 5), "partition=5 is no partition; give e.g. fs.data.IID(10)"),
+    ],
+)
+def test_things_of_another_kind_are_named_with_what_is_needed(build, words):
+    with pytest.raises(TypeError, match=re.escape(words)):
+        build()
+
+
+def test_frames_with_true_and_false_are_numbers():
+    frame = pd.DataFrame({"age": [1.5, 2.0], "smokes": [True, False], "n": pd.array([3, 4], "Int64")})
+    built = arrays({"x": frame, "y": [0, 1]}, clients=[0, 1])["train"].examples["x"]
+    np.testing.assert_array_equal(built, [[1.5, 1, 3], [2, 0, 4]])
+    with pytest.raises(TypeError, match="leaf 'x': columns job are not numbers"):
+        arrays({"x": frame.assign(job="cook"), "y": [0, 1]}, clients=[0, 1])
 
 
 def test_text_is_refused():
@@ -93,3 +156,5 @@ def test_tables_name_their_columns(tmp_path):
         Federation.from_files(tmp_path)
     with pytest.raises(FileNotFoundError, match="there is no file"):
         Federation.from_files([tmp_path / "c.csv"])
+    with pytest.raises(FileNotFoundError, match="there is no file"):
+        Federation.from_files(tmp_path / "nowhere", client="site")

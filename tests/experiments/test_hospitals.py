@@ -134,6 +134,7 @@ def test_a_division_is_part_of_the_seed(clinics):
     assert len(set(counts.values())) == 1, "every method looks at as many rows"
 
 
+@pytest.mark.filterwarnings("ignore:.* got worse:fedstrata.runtime.result.DivergenceWarning")  # at sites not asked
 def test_a_site_alone_sees_its_own_rows_only(clinics):
     """Its model does not change with the others' rows, changes with its own, and is a plain loop's on them alone."""
     study, setup, results = clinics
@@ -272,6 +273,12 @@ def test_the_command_leaves_table_picture_and_models(tmp_path, capsys):
     scores = model.scores(test["x"])
     history = study.run("FedX1", rounds=2, seeds=1, evaluate_every=2).history
     np.testing.assert_allclose(roc_auc_score(test["y"], scores), history.last("test/auc")[0], atol=1e-6)
+    for name in names[:2]:  # a ranking labels as many training rows as are positive, a classifier by its log-odds
+        train, model = prepared(study.build().divide(0))["train"].examples, fs.load_model(out / f"{name}.npz")
+        wanted = train["y"].sum() if name == "FedX1" else (model.scores(train["x"]) > 0).sum()
+        assert model.predict(train["x"]).sum() == wanted
+    alone = fs.load_model(out / "PairSGD.npz")
+    assert np.isfinite(alone.threshold)
 
 
 def test_absent_data_are_named_with_a_remedy(monkeypatch, tmp_path, capsys):

@@ -151,6 +151,53 @@ def test_the_reason_of_a_failed_write_is_told(tmp_path, monkeypatch, error, word
     assert caught.value.__cause__ is error
 
 
+@pytest.mark.parametrize("presses", [1, 2])
+def test_an_interrupt_while_writing_leaves_whole_checkpoints_only(tmp_path, monkeypatch, presses):
+    """Pressed once, Ctrl-C waits for the checkpoint; pressed again, it ends the write, and its beginning is cleared."""
+    import orbax.checkpoint as ocp
+
+    store, write = filled(tmp_path, (1,)), ocp.PyTreeCheckpointer.save
+
+    def interrupted(self, path, *given, **options):
+        begun = path.with_name(f"{path.name}.orbax-checkpoint-tmp-7")
+        begun.mkdir()
+        for _ in range(presses):
+            signal.raise_signal(signal.SIGINT)
+        begun.rmdir()
+        write(self, path, *given, **options)
+
+    monkeypatch.setattr(ocp.PyTreeCheckpointer, "save", interrupted)
+    handler = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        store.save(2, arrays_of(2), {"seed": 7})
+    assert signal.getsignal(signal.SIGINT) is handler
+    newest = 2 if presses == 1 else 1
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        *(f"round-00000000{r}" for r in range(1, newest + 1)),
+        "settings.json",
+    ]
+    np.testing.assert_array_equal(store.load().arrays["a"], arrays_of(newest)["a"])
+
+
+def test_another_handler_of_interrupts_is_asked_after_the_write(tmp_path, monkeypatch):
+    import orbax.checkpoint as ocp
+
+    store, write, heard = Checkpoints(tmp_path), ocp.PyTreeCheckpointer.save, []
+
+    def interrupted(self, *given, **options):
+        signal.raise_signal(signal.SIGINT)
+        assert not heard
+        write(self, *given, **options)
+
+    monkeypatch.setattr(ocp.PyTreeCheckpointer, "save", interrupted)
+    before = signal.signal(signal.SIGINT, lambda *_: heard.append(store.rounds()))
+    try:
+        store.save(1, arrays_of(1), {})
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert heard == [[1]]
+
+
 SAVE_FOREVER = """
 import sys
 import numpy as np

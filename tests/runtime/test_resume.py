@@ -146,7 +146,7 @@ def test_an_unwritable_folder_is_refused_before_anything_runs(tmp_path):
 
 def test_a_used_folder_is_not_overwritten_by_accident(tmp_path):
     run(checkpoint=tmp_path, rounds=2)
-    with pytest.raises(fs.CheckpointError, match="already holds checkpoints; resume that run, or choose another"):
+    with pytest.raises(fs.CheckpointError, match=r"already holds checkpoints; give resume=True \(.*--resume\)"):
         run(checkpoint=tmp_path, rounds=2)
 
 

@@ -1,7 +1,9 @@
 """`fs.run`: what it records, how runs end, and what it refuses before anything runs."""
 
 import warnings
+from typing import NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,6 +22,7 @@ from toys import Growing, OwnStarts, Scores
 TASK = least_squares(seed=5)
 N = TASK.federation.clients
 X = np.zeros(3)
+ABOUT_X = fs.Average(lambda w, e: 0.5 * jnp.sum(w**2))
 
 
 def run(algorithm=None, federation=TASK.federation, problem=TASK.problem, **options):
@@ -143,7 +146,8 @@ def test_going_back_to_the_beginning_includes_per_client_starts(monkeypatch):
     np.testing.assert_array_equal(kept.solution(), again.solution())
     np.testing.assert_array_equal(kept.local["first"], again.local["first"])
     good = int(kept.history.last("round")[0]) - 2
-    alone = run(Growing(), **{**options, "rounds": good})
+    with pytest.warns(fs.DivergenceWarning, match="got worse"):
+        alone = run(Growing(), **{**options, "rounds": good})
     np.testing.assert_allclose(again.solution(), alone.solution(), rtol=1e-12)
 
 
@@ -154,9 +158,10 @@ def test_what_an_empty_slot_computes_does_not_count():
     once = lambda ids: fs.run(TASK.problem, fs.Scaffold(0.5, 4), wild, batch_size="all", cohort=ids, **options)
     with pytest.warns(fs.DivergenceWarning):
         once(fs.cohort.Given([[0]]))
-    result = once(fs.cohort.Given([[1, -1]]))
-    assert result.endings.item() == "finished"
-    np.testing.assert_allclose(result.solution(), once(fs.cohort.Given([[1]])).solution(), rtol=1e-12)
+    with pytest.warns(fs.DivergenceWarning, match="got worse"):  # at client 0, which has a say in the objective
+        result, alone = once(fs.cohort.Given([[1, -1]])), once(fs.cohort.Given([[1]]))
+    assert not result.diverged
+    np.testing.assert_allclose(result.solution(), alone.solution(), rtol=1e-12)
 
 
 def test_one_diverging_run_does_not_disturb_the_others():
@@ -215,13 +220,101 @@ def test_the_simulator_says_no_before_anything_runs():
         "params is not finite": lambda: run(params=np.array([0, 0, np.nan])),
         "has no model to start from; give params=": lambda: run(params=None),
         'execution=.threads. must be "vmap"': lambda: run(execution="threads"),
+        "rounds=None must be": lambda: run(rounds=None),
+        "seeds='3' must be": lambda: run(seeds="3"),
+        "seeds=2.5 must be": lambda: run(seeds=2.5),
+        r"seeds=\[0.5, 1\] must be": lambda: run(seeds=[0.5, 1]),
+        "explosion=-1 must be": lambda: run(explosion=-1),
+        "checkpoint_every='x' must be": lambda: run(checkpoint="nowhere", checkpoint_every="x"),
+        "sweep: 'step_size' has the value 0.1 twice": lambda: run(sweep={"step_size": [0.1, 0.1]}),
+        "sweep: 'step_size' has no values": lambda: run(sweep={"step_size": []}),
+        "sweep: 'step_size' must have numbers only": lambda: run(sweep={"step_size": ["0.1"]}),
+        r"loss\(params, example\) fails: TypeError.*params: float64\[4\], one example": lambda: run(params=np.zeros(4)),
+        "a list is a tree of its entries: numpy.array": lambda: run(params=[0.0, 0.0, 0.0]),
     }.items():
         with pytest.raises(ValueError, match=words):
             make()
-    with pytest.raises(TypeError, match="params has dtype int64; parameters must be floating-point"):
-        run(params=np.zeros(3, int))
-    with pytest.raises(TypeError, match="is not an Algorithm; create one"):
-        run(fs.FedAvg)
+    for words, make in {
+        "params has dtype int64; parameters must be floating-point": lambda: run(params=np.zeros(3, int)),
+        "is not an Algorithm; create one": lambda: run(fs.FedAvg),
+        "federation is a dict, not a Federation; .*from_clients": lambda: run(federation={"train": []}),
+        "sweep: 'step_size' must have a list of values, not 0.1": lambda: run(sweep={"step_size": 0.1}),
+        "sweep is a list; give a dictionary": lambda: run(sweep=[0.1]),
+        "evaluate='test' must be a list of splits": lambda: run(evaluate="test"),
+        "monitor='objective' is not a Problem": lambda: run(monitor="objective"),
+        "select=3 must name a column": lambda: run(select=3),
+        "callbacks=.* must be a list of functions": lambda: run(callbacks=print),
+        "checkpoint=3 must be a folder": lambda: run(checkpoint=3),
+        "params.'a'. is a str; parameters must be": lambda: run(params={"a": "zeros"}),
+        "params=Linear.* is an architecture": lambda: run(params=fs.models.Linear(3)),
+        r"params\(key\) raised TypeError": lambda: run(params=lambda: X),
+    }.items():
+        with pytest.raises(TypeError, match=words):
+            make()
+
+
+def test_swept_values_must_differ_in_the_dtype_of_the_parameters():
+    """0.1 and 0.1 + 1e-12 are two step sizes in float64 and one in float32."""
+    near = {"step_size": [0.1, 0.1 + 1e-12]}
+    assert run(sweep=near, rounds=1).history.axes["step_size"] == near["step_size"]
+    with pytest.raises(ValueError, match=r"has 0.1 and 0.1000.*one number in the parameters' dtype \(float32\)"):
+        fs.run(ABOUT_X, fs.FedAvg(0.05), TASK.federation, rounds=1, params=X.astype(np.float32), sweep=near)
+
+
+def test_parameters_must_be_those_of_the_model():
+    problem = fs.Average(fs.losses.Regression(fs.models.Linear(3)))
+    right = fs.models.Linear(3).init()
+    assert np.isfinite(run(problem=problem, params=right).history.last("objective")).all()
+    for wrong in (np.zeros(3), {**right, "weight": np.zeros((3, 1))}, {"w": np.zeros((1, 3))}):
+        with pytest.raises(ValueError, match=r"params do not fit Linear\(features=3\): it has .*'weight'.*\(1, 3\)"):
+            run(problem=problem, params=wrong)
+
+
+@pytest.mark.parametrize("loss", [fs.losses.Regression(fs.models.Linear(3)), squared_error])
+def test_examples_that_are_tuples_are_named(loss):
+    shards = [TASK.federation["train"].shard(i) for i in range(N)]
+    tuples = fs.Federation.from_clients([(s["x"], s["y"]) for s in shards])
+    params = None if hasattr(loss, "model") else X
+    with pytest.raises(ValueError, match=r"loss\(params, example\) fails: .*tuple.*data given as .\"x\": X, \"y\": y"):
+        run(problem=fs.Average(loss), federation=tuples, params=params)
+    own = fs.Average(lambda w, example: squared_error(w, {"x": example[0], "y": example[1]}))
+    np.testing.assert_array_equal(run(problem=own, federation=tuples).solution(), run().solution())
+
+
+class Scorer(eqx.Module):
+    """Parameters that are callable: an equinox module."""
+
+    w: jax.Array
+    name: str = eqx.field(default="w", static=True)
+
+    def __call__(self, x):
+        return jnp.dot(self.w, x)
+
+
+@pytest.mark.parametrize(
+    "start", [Scorer(jnp.zeros(3)), lambda key: Scorer(jnp.zeros(3)), fs.Vector(Scorer(jnp.zeros(3)))]
+)
+def test_parameters_may_be_a_module(start):
+    problem = fs.Average(lambda model, e: 0.5 * (model(e["x"]) - e["y"]) ** 2)
+    found = run(problem=problem, params=start, seeds=2).solution()
+    assert isinstance(found, Scorer)
+    np.testing.assert_allclose(found.w, run().solution(), rtol=1e-12)
+
+
+def test_a_module_with_functions_inside_is_told_how_to_part_them():
+    network = eqx.nn.MLP(3, 1, 4, 1, key=jax.random.key(0))
+    with pytest.raises(TypeError, match=r"params.*activation is a .*equinox.partition"):
+        run(problem=fs.Average(lambda model, e: model(e["x"])[0]), params=network)
+
+
+@pytest.mark.parametrize("execution", [1, 3, "map", "vmap"])
+def test_a_leaf_without_elements_changes_nothing(execution):
+    problem = fs.Average(lambda w, e: squared_error(w["a"], e))
+    start = {"a": X, "none": np.zeros((0, 2))}
+    found = run(fs.Scaffold(0.05, 3), problem=problem, params=start, execution=execution, cohort=3)
+    plain = run(fs.Scaffold(0.05, 3), execution=execution, cohort=3)
+    np.testing.assert_allclose(found.solution()["a"], plain.solution(), rtol=1e-12)
+    assert found.solution()["none"].shape == (0, 2)
 
 
 def test_seeds_of_more_than_32_bits_are_runs_of_their_own_without_64_bit_numbers():
@@ -247,6 +340,85 @@ def test_an_algorithm_for_another_problem_is_refused():
 
     with pytest.raises(TypeError, match="FedAvg does not solve Strange problems: it asks for a SmoothOracle"):
         run(problem=Strange(squared_error))
+
+
+BOWL = fs.Average(lambda w, e: 0.5 * jnp.sum(w**2))  # FedAvg(3.0) goes through (−2)^r, where it is 4^r / 2
+
+
+def test_a_run_that_ends_far_above_its_start_is_reported():
+    given = {"problem": BOWL, "params": np.ones(1)}
+    assert run(fs.FedAvg(3.0), **given, rounds=2).endings.item() == "finished"  # 8, and the limit is 0.5 + 10
+    with pytest.warns(fs.DivergenceWarning, match=r"FedAvg \(seed=0\) got worse: its objective was 0.5 .* and is 32 "):
+        result = run(fs.FedAvg(3.0), **given, rounds=3)
+    assert result.endings.item() == "worsened"
+    assert "1 worsened" in repr(result)
+    assert not result.diverged
+    np.testing.assert_allclose(result.solution(), [-8.0])  # nothing is taken back
+    with pytest.warns(fs.DivergenceWarning, match="step_size=3.0") as caught:
+        both = run(sweep={"step_size": [0.1, 3.0]}, **given, rounds=3)
+    assert both.endings.tolist() == [["finished"], ["worsened"]]
+    assert "step_size=0.1" not in str(caught[0].message)
+
+
+@pytest.mark.parametrize("start", [-0.5, -99.5, 0.0, 1e6])
+def test_what_counts_as_far_goes_with_the_size_of_the_start(start):
+    """An objective that climbs from any start is reported once it rose by more than 10 max(|start|, 1)."""
+    climbing = fs.Average(lambda w, e: jnp.sum(w) + start)
+    far = 10 * max(abs(start), 1)
+    options = {"problem": climbing, "params": np.zeros(1), "stationarity": False}
+    climb = lambda height: run(Climb(height), rounds=1, **options).endings.item()
+    assert climb(0.99 * far) == "finished"
+    with pytest.warns(fs.DivergenceWarning, match="got worse"):
+        assert climb(1.01 * far) == "worsened"
+
+
+class Climb(fs.Algorithm):
+    height: float = fs.real(above=0)
+    local_steps: int = 1
+
+    class State(NamedTuple):
+        x: fs.Averaged[fs.Vector]
+
+    def init_server(self, problem, x0):
+        return self.State(x=x0)
+
+    def local_step(self, oracle, start, state):
+        return self.State(x=state.x + self.height)
+
+    def solution(self, problem, state):
+        return state.x
+
+
+def test_an_algorithm_that_sends_nothing_up_is_reported():
+    class Silent(Climb):
+        class State(NamedTuple):
+            x: fs.Broadcast[fs.Vector]
+            steps: fs.Local[fs.Vector]
+
+        def init_server(self, problem, x0):
+            return self.State(x=x0, steps=x0)
+
+        def local_step(self, oracle, start, state):
+            return state._replace(x=state.x - self.height * oracle.grad(state.x))
+
+    words = "Silent sends nothing up.*Averaged, Reported, Gathered or Pooled"
+    with pytest.warns(fs.SetupWarning, match=words):
+        result = run(Silent(0.1))
+    np.testing.assert_array_equal(result.solution(), X)
+    run(fs.CentralSGD(0.1))  # has no clients
+
+
+def test_a_batch_far_larger_than_a_shard_is_reported():
+    """More than 20 times its rows, where rows are drawn with replacement."""
+    rng = np.random.default_rng(0)
+    shards = [{"x": rng.normal(size=(n, 3)), "y": rng.normal(size=n)} for n in (40, 5, 7)]
+    sites = fs.Federation.from_clients(shards, names=["north", "east", "south"])
+    words = "batch_size=141 is more than 20 times the 5 rows of 'east' in 'train', the smallest of 2 such clients"
+    with pytest.warns(fs.SetupWarning, match=words):
+        run(federation=sites, batch_size=141, rounds=1)
+    for batch in (100, "all", Epochs(200, per_round=1)):
+        run(federation=sites, batch_size=batch, rounds=1)
+    run(fs.CentralSGD(0.1), federation=sites, batch_size=400, rounds=1)  # draws from all rows
 
 
 def test_a_clean_run_warns_of_nothing():

@@ -16,6 +16,7 @@ config.json and checkpoints/. Exit code 3: a method diverged (the others finishe
 
 import argparse
 import os
+import warnings
 
 from fedstrata.commands.parsing import (
     Mistake,
@@ -32,8 +33,9 @@ from fedstrata.commands.parsing import (
 
 _SHAPE = (
     '{"experiment", "settings", "table": {"columns", "rows": [{"label", "setting", "seeds", "values": {COLUMN: '
-    '{"mean", "std", "best"}}}], "notes"}, "diverged": [notes], "out", "files"}; with --profile also "profiles": '
-    '{METHOD: {"data", "compile", "seconds": {PART: s}, "folder"}}; with --dry-run {"experiment", "methods": '
+    '{"mean", "std", "best"}}}], "notes"}, "diverged": [notes, also on runs that got worse], "out", '
+    '"files"}; with --profile also "profiles": {METHOD: '
+    '{"data", "compile", "seconds": {PART: s}, "folder"}}; with --dry-run {"experiment", "methods": '
     '[{"method", "memory_bytes", "up_bytes", "down_bytes", "seconds", "compile_seconds", "execution", "why"}]}'
 )
 
@@ -106,4 +108,6 @@ def execute(options: argparse.Namespace) -> int:
 
     running.configure(cache=not options.no_cache)
     plan = running.Plan.of(experiment, options, words, sweep, data)
-    return running.estimate(plan, options.json) if options.dry_run else running.run(plan, folder, options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", running.SetupWarning)  # told already, by the plan
+        return running.estimate(plan, options.json) if options.dry_run else running.run(plan, folder, options)

@@ -21,7 +21,7 @@ from fedstrata.problems.base import model_of
 from fedstrata.report import Comparison, compare
 from fedstrata.runtime.describe import describe
 from fedstrata.runtime.processes import leads, together
-from fedstrata.runtime.result import DivergenceWarning, Result
+from fedstrata.runtime.result import DivergenceWarning, Result, SetupWarning
 from fedstrata.runtime.run import prepare
 
 
@@ -65,10 +65,14 @@ class Plan(NamedTuple):
         if options.algorithm is None:  # of the experiment's own methods, those that can solve this form of it
             named = {name: method for name, method in named.items() if _able(name, method[0], experiment, setup)}
         plan = cls(experiment, named, setup, given, data)
-        for name, (algorithm, _) in named.items():  # what the last method would refuse is refused before the first
-            problem = experiment.problem_for(algorithm, setup)
-            where = {"mesh": options.mesh, "stream": stream_of(algorithm, options)}
-            prepare(problem, algorithm, setup.federation, **plan.options(name), execution="vmap", **where)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", SetupWarning)
+            for name, (algorithm, _) in named.items():  # what the last method would refuse is refused before the first
+                problem = experiment.problem_for(algorithm, setup)
+                where = {"mesh": options.mesh, "stream": stream_of(algorithm, options)}
+                prepare(problem, algorithm, setup.federation, **plan.options(name), execution="vmap", **where)
+        for text in dict.fromkeys(str(warning.message) for warning in caught):
+            print(f"warning: {text}", file=sys.stderr)
         return plan
 
     def options(self, name: str) -> dict[str, Any]:
@@ -179,8 +183,7 @@ def _files(plan: Plan) -> list[str]:
 
 def _keep(result: Result, plan: Plan, folder: Folder) -> None:
     """History and model of one method: of its best setting, first seed."""
-    from fedstrata.models.saved import save_model
-    from fedstrata.problems.losses import Regression
+    from fedstrata.runtime.outcome import save_trained
 
     result.history.to_jsonl(folder.path / f"{result.label}.jsonl")
     if plan.model is None:
@@ -191,8 +194,9 @@ def _keep(result: Result, plan: Plan, folder: Folder) -> None:
     seed = result.history.seeds[0]
     about = {"experiment": plan.experiment.name, "algorithm": result.label, "rounds": result.rounds, "seed": seed}
     about["hyperparameters"] = describe(hyperparameters(result.algorithm)) | best
-    task = "regression" if isinstance(getattr(plan.setup.problem, "loss", None), Regression) else "classification"
-    save_model(folder.path / f"{result.label}.npz", plan.model, result.solution(**best, seed=seed), about, task)
+    run = {**best, "seed": seed}
+    trained_on = plan.experiment.trained_on(plan.setup, **run)
+    save_trained(folder.path / f"{result.label}.npz", result.problem, result.solution(**run), about, trained_on)
 
 
 def _draw(plan: Plan, results: Mapping[str, Result], path: Path) -> None:

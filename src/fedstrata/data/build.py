@@ -1,6 +1,6 @@
 """From arrays to rows in client order: plain functions behind `Federation`'s constructors."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -20,7 +20,8 @@ def assignment(
         ids = np.asarray(clients)
         if ids.shape != (rows,):
             raise ValueError(
-                f"{where}: clients has shape {ids.shape}, the data have {rows:,} rows; give one client id per row."
+                f"{where}: clients has shape {ids.shape}, the data have {rows:,} rows; give one client id per row, or "
+                "a partition, e.g. fs.data.IID(5) for five clients."
             )
         if ids.dtype.kind in "iu":
             found = int(ids.max()) + 1 if rows else 0
@@ -57,6 +58,13 @@ def in_client_order(examples: Any, ids: np.ndarray, clients: int) -> Split:
 
 def one_after_another(parts: Sequence[Any], where: str) -> Split:
     """One data set per client, put behind each other."""
+    if isinstance(parts, Mapping):
+        raise TypeError(
+            f"{where}: clients is a dictionary with {', '.join(map(repr, parts))}; give a list with one data set per "
+            "client, e.g. from_clients(list(d.values()), names=list(d)), or one data set to from_arrays."
+        )
+    if not isinstance(parts, Sequence) or isinstance(parts, str):
+        raise TypeError(f"{where}: clients is a {type(parts).__name__}; give a list with one data set per client.")
     if not parts:
         raise ValueError(f"{where}: the list of clients is empty.")
     parts = [check.canonical(part, f"{where}, client {i}") for i, part in enumerate(parts)]
@@ -68,6 +76,18 @@ def one_after_another(parts: Sequence[Any], where: str) -> Split:
             raise ValueError(f"{where}: client {i} has leaves {found}, client 0 has {expected}; they must be alike.")
     examples = jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
     return Split(check.canonical(examples, where), np.concatenate([[0], np.cumsum(counts)]).astype(np.int64))
+
+
+def per_client_or_pooled(examples: Any, clients: int, where: str) -> Split:
+    """A list with one data set per client, or one data set that belongs to no client."""
+    if not isinstance(examples, list | tuple):
+        return pooled(examples, where)
+    if len(examples) != clients:
+        raise ValueError(
+            f"{where}: a {type(examples).__name__} of {len(examples)} for {clients} clients; give a list with one data "
+            'set per client, or one pooled data set, {"x": X, "y": y}.'
+        )
+    return one_after_another(examples, where)
 
 
 def count_classes(examples: Iterable[Any]) -> int | None:

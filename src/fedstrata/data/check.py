@@ -6,9 +6,15 @@ from typing import Any
 import jax
 import numpy as np
 
+from fedstrata.data import tables
 from fedstrata.data.split import Split
 
 LARGEST = 2**31 - 2**16  # rows are numbered in 32 bits, and a chunk of rows may run past the last one
+HOW = (
+    'make a federation with fs.Federation.from_clients([{"x": X, "y": y}, …]), one data set per client, or '
+    'fs.Federation.from_arrays({"x": X, "y": y}, clients=ids), the client of each row (see also from_frame, from_files '
+    "and fs.data.federate)"
+)
 
 
 def named_leaves(examples: Any) -> list[tuple[str, Any]]:
@@ -27,7 +33,14 @@ def labels_of(examples: Any) -> Any | None:
 
 
 def _numeric(name: str, value: Any, where: str) -> np.ndarray:
-    array = np.asarray(value)
+    if value is None:
+        raise TypeError(f"{where}: leaf {name!r} is None; leave it out, or give an array with one entry per row.")
+    if tables.is_frame(value):
+        value = tables.numbers(value, f"{where}, leaf {name!r}").astype(np.float32)
+    try:
+        array = np.asarray(value)
+    except ValueError:
+        raise ValueError(f"{where}: leaf {name!r} has rows of different lengths; all must have one shape.") from None
     if array.dtype.kind not in "biuf" and array.dtype.name != "bfloat16":
         raise TypeError(
             f"{where}: leaf {name!r} has dtype {array.dtype}, numbers are needed; "
@@ -48,7 +61,14 @@ def _numeric(name: str, value: Any, where: str) -> np.ndarray:
 
 def canonical(examples: Any, where: str) -> Any:
     """Leaves as numpy arrays: floats float32 (float64 arrays stay), labels and wide integers int32; lists are data."""
-    is_leaf = lambda node: isinstance(node, list)
+    if tables.is_frame(examples):
+        raise TypeError(
+            f"{where}: the examples are a {type(examples).__name__}, in which nothing says what the label is; use "
+            'Federation.from_frame, or give {"x": frame[columns], "y": frame[label]}.'
+        )
+    if examples is None or isinstance(examples, str):
+        raise TypeError(f'{where}: the examples are {examples!r}; give arrays, e.g. {{"x": features, "y": labels}}.')
+    is_leaf = lambda node: isinstance(node, list) or node is None
     paths, tree = jax.tree_util.tree_flatten_with_path(examples, is_leaf=is_leaf)
     if not paths:
         raise ValueError(f'{where}: there are no arrays in the examples; pass e.g. {{"x": features, "y": labels}}.')
@@ -77,6 +97,23 @@ def numbered(rows: int, where: str) -> None:
             f"{where} has {int(rows):,} rows, and programs number at most {LARGEST:,}; leave some out (say, with "
             "federation.select), or run on several federations"
         )
+
+
+def splits(given: Any) -> None:
+    """Named splits over as many clients as the train split has: what `Federation` itself takes."""
+    if not isinstance(given, Mapping):
+        raise TypeError(f"Federation: splits is a {type(given).__name__}, not a dictionary of Splits; {HOW}.")
+    for name, part in given.items():
+        if not isinstance(part, Split):
+            raise TypeError(f"Federation: {name!r} is a {type(part).__name__}, not a Split of a federation; {HOW}.")
+    if "train" not in given:
+        raise ValueError(f"Federation: a 'train' split is needed; got {sorted(map(str, given)) or 'no split'}.")
+    for name, part in given.items():
+        if not part.pooled and part.clients != given["train"].clients:
+            raise ValueError(
+                f"Federation: the split {name!r} has {part.clients:,} clients, the train split "
+                f"{given['train'].clients:,}; every split needs the same clients (one may have no rows in it)."
+            )
 
 
 def client_names(names: Sequence[str], clients: int) -> None:
@@ -148,6 +185,11 @@ def label_range(labels: Any, classes: int, bounds: np.ndarray, names: Sequence[s
 
 def same_shape(examples: Any, train: Any, where: str) -> None:
     """Leaves that the train split also has agree with it in everything but the number of rows."""
+    if isinstance(examples, Mapping) != isinstance(train, Mapping):
+        raise TypeError(
+            f"{where}: the examples are a {type(examples).__name__}, those of the train split a "
+            f'{type(train).__name__}; give both alike, e.g. {{"x": X, "y": y}}.'
+        )
     expected = dict(named_leaves(train))
     for name, leaf in named_leaves(examples):
         if name in expected and leaf.shape[1:] != expected[name].shape[1:]:
@@ -166,8 +208,6 @@ def split(
     where: str,
 ) -> None:
     """All value checks of one split of a federation."""
-    if not part.pooled and part.clients != train.clients:
-        raise ValueError(f"{where}: {part.clients:,} clients, the train split has {train.clients:,}.")
     owners = ["pooled data"] if part.pooled else names
     same_shape(part.examples, train.examples, where)
     finite(part.examples, part.offsets, owners, features, where)

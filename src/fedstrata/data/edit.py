@@ -87,9 +87,11 @@ def _scaled(leaf: Any, mean: np.ndarray, scale: np.ndarray) -> np.ndarray:
 
 def hold_out(splits: Mapping[str, Split], name: str, fraction: float, seed: int, stratify: bool) -> dict[str, Split]:
     """Splits with `name` carved out of `train`."""
+    if not isinstance(name, str):
+        raise TypeError(f"Federation.hold_out: name={name!r} must be a string; the part is fraction={name!r}.")
     if name in splits:
         raise ValueError(f"Federation.hold_out: there is a split {name!r} already; choose another name.")
-    if not 0 < fraction < 1:
+    if not isinstance(fraction, int | float | np.number) or not 0 < fraction < 1:
         raise ValueError(f"Federation.hold_out: fraction must lie between 0 and 1 (both excluded), got {fraction!r}.")
     train = splits["train"]
     labels = labels_of(train.examples)
@@ -144,7 +146,10 @@ def chosen(ids: Any, clients: int) -> np.ndarray:
     """Client ids as an array, each at most once."""
     array = np.atleast_1d(np.asarray(ids))
     if array.ndim != 1 or array.size == 0 or array.dtype.kind not in "iu":
-        raise ValueError(f"Federation.select: a list of client ids is needed, got {ids!r}.")
+        raise ValueError(
+            f"Federation.select: a list of client numbers from 0 is needed, got {ids!r} (of a name: "
+            "federation.names.index(name); of a mask: numpy.flatnonzero(mask))."
+        )
     if array.min() < 0 or array.max() >= clients:
         raise ValueError(f"Federation.select: ids must lie in 0 to {clients - 1}, got {array.min()} to {array.max()}.")
     if np.unique(array).size != array.size:

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import numpy as np
+
 from fedstrata.data.federation import Federation
 from fedstrata.data.partition import Partition
 from fedstrata.data.sources import Dataset, load
@@ -20,18 +22,26 @@ def federate(
     >>> fed.clients, fed.classes, sorted(fed.splits)
     (5, 10, ['test', 'train'])
     """
+    if not isinstance(data, str | Dataset):
+        raise TypeError(
+            f"federate: data is a {type(data).__name__}; give a name from fs.data.available(), or arrays of your own "
+            'to fs.Federation.from_arrays({"x": X, "y": y}, partition).'
+        )
+    if not isinstance(partition, Partition | None):
+        raise TypeError(f"federate: partition={partition!r} is no partition; give e.g. fs.data.IID(10).")
     name = data if isinstance(data, str) else "the data set"
     dataset = load(data, **options) if isinstance(data, str) else data
     if isinstance(test, bool):
         fraction = None
-    elif 0 < test < 1:
+    elif isinstance(test, float | np.floating) and 0 < test < 1:
         fraction = float(test)
     else:
         raise ValueError(f"federate: test must be True, False or a fraction between 0 and 1, got {test!r}.")
     natural = partition is None
     if natural and dataset.clients is None:
         raise ValueError(
-            f"federate: {name} has no natural clients; pass a partition such as IID(10) or Dirichlet(10, 0.3)."
+            f"federate: {name} has no natural clients; pass a partition, e.g. fs.data.IID(10) or "
+            "fs.data.Dirichlet(10, 0.3)."
         )
     federation = Federation.from_arrays(
         dataset.train,

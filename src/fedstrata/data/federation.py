@@ -47,12 +47,12 @@ class Federation(eqx.Module):
         classes: int | None = None,
         features: Sequence[str] | None = None,
     ):
-        if "train" not in splits:
-            raise ValueError(f"Federation: a 'train' split is needed; got {sorted(splits) or 'no split'}.")
+        check.splits(splits)
         self.splits = dict(splits)
         if names is None:
             names = DefaultNames(self.splits["train"].clients)
         self.names = names if isinstance(names, DefaultNames) else tuple(str(n) for n in names)
+        check.client_names(self.names, self.clients)
         self.classes = classes
         self.features = None if features is None else tuple(str(f) for f in features)
 
@@ -85,7 +85,6 @@ class Federation(eqx.Module):
         else:
             splits = {name: build.whole_labels(split, where) for name, split in splits.items()}
         federation = cls(splits, names, classes, features)
-        check.client_names(federation.names, federation.clients)
         check.nobody_empty(splits["train"].offsets, federation.names)
         for name in splits:
             federation._check_split(name, where)
@@ -110,7 +109,6 @@ class Federation(eqx.Module):
         examples = check.canonical(examples, where)
         bounds = check.offsets(offsets, check.row_count(examples, where), where)
         federation = cls({"train": Split(examples, bounds)}, names, classes, features)
-        check.client_names(federation.names, federation.clients)
         check.nobody_empty(bounds, federation.names)
         return federation
 
@@ -153,8 +151,7 @@ class Federation(eqx.Module):
         where = "Federation.from_clients"
         splits = {"train": build.one_after_another(clients, where)}
         if test is not None:
-            of_clients = isinstance(test, list | tuple)
-            splits["test"] = (build.one_after_another if of_clients else build.pooled)(test, f"{where}, test")
+            splits["test"] = build.per_client_or_pooled(test, len(clients), f"{where}, test")
         return cls._checked(splits, names, classes, features, where)
 
     @classmethod

@@ -79,7 +79,7 @@ class Partition(abc.ABC):
         return np.unique(labels, return_inverse=True)[1]
 
     def _positive(self, alpha: float) -> None:
-        if not (np.isfinite(alpha) and alpha > 0):
+        if not (isinstance(alpha, int | float | np.number) and np.isfinite(alpha) and alpha > 0):
             raise ValueError(
                 f"{self._rule}: alpha must be a positive number, got {alpha!r}; "
                 "0.1 is strong skew, 1 moderate, 100 nearly none."
@@ -189,10 +189,9 @@ class ByColumn(Partition):
         column = np.asarray(values)
         if column.ndim != 1 or column.size == 0:
             raise ValueError(f"ByColumn: one value per row is needed, got an array of shape {column.shape}.")
-        if column.dtype.kind == "f" and np.isnan(column).any():
-            raise ValueError(
-                f"ByColumn: {np.isnan(column).sum()} rows have no value (NaN); drop them or give them their own client."
-            )
+        missing = sum(v is None or v != v for v in column.tolist()) if column.dtype.kind in "fO" else 0
+        if missing:
+            raise ValueError(f"ByColumn: {missing} rows have no value (NaN); drop them or give them their own client.")
         if column.dtype == object:
             column = column.astype(str)
         object.__setattr__(self, "values", column)

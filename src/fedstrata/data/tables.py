@@ -10,23 +10,40 @@ import numpy as np
 READABLE = (".csv", ".npz", ".parquet")
 
 
+def is_frame(value: Any) -> bool:
+    """Whether it is a pandas DataFrame, found without importing pandas."""
+    return hasattr(value, "columns") and hasattr(value, "to_numpy")
+
+
+def numbers(frame: Any, where: str) -> np.ndarray:
+    """A DataFrame as float64, true and false as 1 and 0, missing entries as NaN."""
+    text = [str(c) for c, dtype in zip(frame.columns, frame.dtypes, strict=True) if dtype.kind not in "biuf"]
+    if text:
+        raise TypeError(
+            f"{where}: columns {', '.join(text)} are not numbers; choose those to use (features=[…], or "
+            "frame[columns]), or encode them first (pandas.get_dummies)."
+        )
+    return frame.to_numpy(dtype=np.float64, na_value=np.nan)
+
+
 def columns_of(
     frame: Any, label: str | None, features: Sequence[str] | None, drop: str | None, where: str
 ) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
     """A pandas DataFrame as {"x": float32 columns, "y": labels} and the column names."""
+    if not is_frame(frame):
+        raise TypeError(f"{where}: a pandas DataFrame is needed, got a {type(frame).__name__} (files: from_files).")
+    if isinstance(features, str):
+        raise TypeError(f"{where}: features={features!r} is one string; give a list of columns, [{features!r}].")
+    for what, name in (("client", drop), ("label", label)):
+        if name is not None and np.ndim(name):
+            raise TypeError(f"{where}: {what}={name!r} must name one column.")
     for name in [label, drop, *(features or [])]:
         if name is not None and name not in frame.columns:
             raise ValueError(f"{where}: there is no column {name!r}; there are {', '.join(map(str, frame.columns))}.")
     columns = list(features) if features is not None else [c for c in frame.columns if c not in (label, drop)]
     if not columns:
         raise ValueError(f"{where}: no feature columns are left beside {label!r} and {drop!r}.")
-    text = [str(c) for c in columns if frame[c].dtype.kind not in "biuf"]
-    if text:
-        raise TypeError(
-            f"{where}: columns {', '.join(text)} are not numbers; name the ones to use with features=[…], "
-            "or encode them first (pandas.get_dummies)."
-        )
-    examples = {"x": frame[columns].to_numpy(dtype=np.float32, na_value=np.nan)}
+    examples = {"x": numbers(frame[columns], where).astype(np.float32)}
     if label is not None:
         y = frame[label]
         if y.dtype.kind not in "biuf":
@@ -40,6 +57,8 @@ def columns_of(
 
 def list_files(path: str | PathLike[str] | Sequence[str | PathLike[str]], client: str | None, where: str) -> list[Path]:
     """The data files meant by a path, a folder or a list of paths: one with a client column, or one per client."""
+    if not isinstance(path, str | PathLike | list | tuple):
+        raise TypeError(f"{where}: give a path, a folder or a list of paths, not a {type(path).__name__}.")
     if isinstance(path, str | PathLike):
         folder = Path(path)
         if client is None and not folder.is_dir():
@@ -52,8 +71,10 @@ def list_files(path: str | PathLike[str] | Sequence[str | PathLike[str]], client
             raise ValueError(f"{where}: the folder {folder} holds no {', '.join(READABLE)} file.")
     else:
         paths = [Path(p) for p in path]
+        if not paths:
+            raise ValueError(f"{where}: the list of files is empty.")
     for p in paths:
-        if p.suffix not in READABLE:
+        if p.suffix and p.suffix not in READABLE:
             raise ValueError(f"{where}: {p} is none of {', '.join(READABLE)}.")
         if not p.is_file():
             raise FileNotFoundError(f"{where}: there is no file {p}.")

@@ -104,6 +104,10 @@ class Experiment:
 
         return run(self.problem_for(algorithm, setup), algorithm, setup.federation, **options)
 
+    def trained_on(self, setup: Setup, **labels: Any) -> "Federation":
+        """The training data of one run, named by its seed and swept values."""
+        return setup.federation
+
     def pictures(self, results: "Mapping[str, Result]", data: Mapping[str, Any], folder: Any) -> None:
         """Draw `more_files` into the folder, beside the usual picture."""
 

@@ -5,12 +5,11 @@ import io
 import json
 import zipfile
 import zlib
-from collections.abc import Sequence
+from os import PathLike
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, TypeGuard, get_args
 
 import jax
-import jax.export
 import jax.numpy as jnp
 import numpy as np
 
@@ -23,116 +22,125 @@ from fedstrata.models.linear import Linear
 from fedstrata.models.mlp import MLP
 from fedstrata.models.mobilenet import MobileNetV3Small
 from fedstrata.models.resnet import ResNet18
-
-Task = Literal["classification", "regression"]
+from fedstrata.models.trained import Task, TrainedModel, finite_threshold
+from fedstrata.vector import Vector
 
 _SHIPPED = (Linear, MLP, CNN, MobileNetV3Small, ResNet18, DenseNet121)
 _KNOWN: dict[str, type[Model]] = {model.__name__: model for model in _SHIPPED}
-_HEADER, _FORMAT, _VERSION = "fedstrata", "fedstrata-model", 1
+_HEADER, _FORMAT, _VERSION = "fedstrata", "fedstrata-model", 2
 # Everything that zipfile, NumPy and json raise on bytes that are not theirs.
 _BROKEN = (zipfile.BadZipFile, zlib.error, ValueError, LookupError, TypeError, EOFError, RuntimeError)
-_ROWS = 1024  # examples at a time, so that a large table does not need its activations in memory at once
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class TrainedModel:
-    """An architecture with its parameters, ready to predict."""
-
-    model: Model
-    params: Params
-    info: dict[str, Any] = dataclasses.field(default_factory=dict)
-    task: Task = "classification"
-
-    def scores(self, x: Any) -> np.ndarray:
-        """The outputs for a batch of examples: `(n, outputs)`, or `(n,)` where there is one output."""
-        x = jnp.asarray(np.asarray(x))
-        if not x.ndim or not len(x):
-            raise ValueError(f"TrainedModel: x must be a batch of at least one example, got shape {x.shape}")
-        one = lambda example: self.model(self.params, example)
-        outputs = np.asarray(jax.jit(lambda x: jax.lax.map(one, x, batch_size=_ROWS))(x))
-        return outputs[:, 0] if outputs.ndim == 2 and outputs.shape[1] == 1 else outputs
-
-    def predict(self, x: Any) -> np.ndarray:
-        """Labels for a classifier (a single output is read as the log-odds of label 1), values otherwise."""
-        scores = self.scores(x)
-        if self.task == "regression":
-            return scores
-        return (scores > 0 if scores.ndim == 1 else scores.argmax(axis=1)).astype(np.int32)
-
-    def export(self, path: str | Path, shape: Sequence[int] | None = None, batch: int | None = None) -> Path:
-        """Write `scores` as a StableHLO program for CPUs and CUDA GPUs, with the parameters inside.
-
-        `jax.export.deserialize(bytearray(Path(path).read_bytes())).call(x)` runs it where FedStrata is not installed
-        (JAX and flatbuffers are); x has the parameters' dtype. shape: of one example, where the model does not say.
-        batch: of how many examples (None: any number).
-        """
-        shape = _input_shape(self.model) if shape is None else tuple(shape)
-        if shape is None:
-            raise ValueError(f"TrainedModel.export: {type(self.model).__name__} fixes no input; give shape=, of one x")
-        rows = jax.export.symbolic_shape("batch")[0] if batch is None else batch
-        x = jax.ShapeDtypeStruct((rows, *shape), jnp.result_type(*jax.tree.leaves(self.params)))
-
-        def scores(x: jax.Array) -> jax.Array:
-            outputs = jax.vmap(lambda example: self.model(self.params, example))(x)
-            return outputs[:, 0] if outputs.ndim == 2 and outputs.shape[1] == 1 else outputs
-
-        program = jax.export.export(jax.jit(scores), platforms=("cpu", "cuda"))(x)
-        try:
-            stored = program.serialize()
-        except ImportError as error:
-            raise ImportError(
-                "TrainedModel.export: JAX writes and reads programs with flatbuffers; pip install flatbuffers"
-            ) from error
-        with replacing(path) as temporary:
-            temporary.write_bytes(stored)
-        return Path(path)
 
 
 def save_model(
-    path: str | Path, model: Model, params: Params, info: dict[str, Any] | None = None, task: Task = "classification"
+    path: str | Path,
+    model: Model | None,
+    params: Params,
+    info: dict[str, Any] | None = None,
+    task: Task | None = "classification",
+    threshold: float | None = None,
 ) -> Path:
-    """Write a model that `load_model` reads back bit for bit; `info` is anything that JSON can hold."""
-    if task not in get_args(Task):
-        raise unknown("task", str(task), get_args(Task))
+    """Write a model that `load_model` reads back bit for bit; `info` is anything that JSON can hold.
+
+    model: None, or a plain function, saves the parameters alone. task: what the outputs are; None where that is not
+    known. threshold: the score above which a single output means label 1.
+    """
+    where = _path(path, "save_model")
+    _check_task(task)
+    params = params.tree if isinstance(params, Vector) else params
     arrays = _by_name(params)
-    wanted = _by_name(jax.eval_shape(model.init, jax.random.key(0)))
-    _match(wanted, arrays, f"save_model: params do not fit {model!r}")
+    if _is_model(model, "save_model"):
+        wanted = _by_name(jax.eval_shape(model.init, jax.random.key(0)))
+        _match(wanted, arrays, f"save_model: params do not fit {model!r}")
     arrays = {name: np.asarray(value) for name, value in arrays.items()}
     if odd := {name: str(a.dtype) for name, a in arrays.items() if a.dtype.kind not in "fiub"}:
         raise TypeError(f"save_model: cannot store {odd}; convert the parameters to float32 first")
-    config = {field.name: getattr(model, field.name) for field in dataclasses.fields(model)}
-    header = {"format": _FORMAT, "version": _VERSION, "class": type(model).__name__, "task": task, "info": info or {}}
-    header["config"] = config if type(model) in _KNOWN.values() else None
+    header: dict[str, Any] = {"format": _FORMAT, "version": _VERSION, "task": task, "info": info or {}}
+    header |= {"class": None, "config": None, "structure": _structure(params)}
+    if isinstance(model, Model):
+        config = {field.name: getattr(model, field.name) for field in dataclasses.fields(model)}
+        header |= {"class": type(model).__name__, "config": config if type(model) in _KNOWN.values() else None}
+    header["threshold"] = None if threshold is None else finite_threshold("save_model", threshold)
     try:
         text = json.dumps(header)
     except TypeError as error:
         raise TypeError(f"save_model: info must hold only what JSON can ({error})") from None
-    with replacing(path) as temporary, temporary.open("wb") as file:
+    with replacing(where) as temporary, temporary.open("wb") as file:
         np.savez(file, allow_pickle=False, **{_HEADER: np.array(text)}, **arrays)
-    return Path(path)
+    return where
 
 
-def load_model(path: str | Path, model: Model | None = None) -> TrainedModel:
-    """Read a saved model; one of your own classes has to be given again as `model`."""
-    header, arrays = _read(Path(path))
+def load_model(path: str | Path, model: Any = None, like: Params = None, task: Task | None = None) -> TrainedModel:
+    """Read a saved model.
+
+    model: one of your own classes has to be given again; a function of (params, x) goes with parameters that were
+    saved alone. like: parameters of the same structure, where that is of your own classes. task: what the outputs are,
+    where the file does not say it.
+    """
+    _check_task(task)
+    header, arrays = _read(_path(path, "load_model"))
     if header["version"] > _VERSION:
         raise ValueError(f"{path}: written by a newer FedStrata (format {header['version']}); update to read it")
-    if model is None:
+    if model is None and header["class"] is not None:
         if header["class"] not in _KNOWN or header["config"] is None:
             raise ValueError(f"{path} holds a {header['class']}, which is not part of FedStrata; give it as model=...")
         model = _KNOWN[header["class"]](**header["config"])
-    like = jax.eval_shape(model.init, jax.random.key(0))
+    if _is_model(model, "load_model"):
+        like = jax.eval_shape(model.init, jax.random.key(0))
+    elif like is None:
+        like = _like(header.get("structure"), arrays, path)
     wanted = _by_name(like)
-    _match(wanted, arrays, f"{path} does not fit {model!r}")
-    leaves = [_exact(arrays[name], path) for name in wanted]
-    return TrainedModel(model, jax.tree.unflatten(jax.tree.structure(like), leaves), header["info"], header["task"])
+    _match(wanted, arrays, f"{path} does not fit {'these parameters' if model is None else repr(model)}")
+    params = jax.tree.unflatten(jax.tree.structure(like), [_exact(arrays[name], path) for name in wanted])
+    return TrainedModel(model, params, header["info"], task or header["task"], header.get("threshold"))
 
 
-def _input_shape(model: Any) -> tuple[int, ...] | None:
-    """Of one example, where the architecture fixes it."""
-    if isinstance(model, Linear | MLP):
-        return (model.features if isinstance(model, Linear) else model.sizes[0],)
-    return getattr(model, "shape", None)
+def _check_task(task: Any) -> None:
+    if task is not None and task not in get_args(Task):
+        raise unknown("task", task, get_args(Task))
+
+
+def _is_model(model: Any, where: str) -> TypeGuard[Model]:
+    """Whether parameters can be checked against it: a model, not a plain function or None."""
+    if isinstance(model, type) or not (model is None or callable(model)):
+        kind = (
+            f"the class {model.__name__}, not an instance" if isinstance(model, type) else f"a {type(model).__name__}"
+        )
+        raise TypeError(
+            f"{where}: model is {kind}; give a model, e.g. fs.models.Linear(3), or None for parameters alone"
+        )
+    return isinstance(model, Model)
+
+
+def _path(path: Any, where: str) -> Path:
+    if not isinstance(path, str | PathLike):
+        raise TypeError(f"{where}: path is a {type(path).__name__}; give the name of a file, e.g. 'model.npz'")
+    if Path(path).is_dir():
+        raise IsADirectoryError(f"{where}: {path} is a folder; name a file in it, e.g. {Path(path) / 'model.npz'}")
+    return Path(path)
+
+
+def _structure(tree: Any) -> Any:
+    """Dictionaries, lists and tuples of arrays as JSON; None for what holds other classes."""
+    if type(tree) is dict and all(isinstance(key, str) for key in tree):
+        parts = {key: _structure(value) for key, value in tree.items()}
+        return None if None in parts.values() else {"dict": parts}
+    if type(tree) in (list, tuple):
+        parts = [_structure(value) for value in tree]
+        return None if None in parts else {type(tree).__name__: parts}
+    return "array" if tree is not None and jax.tree_util.treedef_is_leaf(jax.tree.structure(tree)) else None
+
+
+def _like(structure: Any, arrays: dict[str, Any], path: Any, name: str = "params") -> Any:
+    """The arrays in the structure that `_structure` described."""
+    if structure is None:
+        raise ValueError(f"{path} holds parameters of your own classes; give like=, parameters of the same structure")
+    if structure == "array":
+        return arrays[name]
+    ((kind, parts),) = structure.items()
+    if kind == "dict":
+        return {key: _like(part, arrays, path, f"{name}[{key!r}]") for key, part in parts.items()}
+    return {"list": list, "tuple": tuple}[kind](_like(p, arrays, path, f"{name}[{i}]") for i, p in enumerate(parts))
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
-from fedstrata.problems.base import Full, GradientOracle, Problem, Rows, SmoothOracle
+from fedstrata.problems.base import Full, GradientOracle, Problem, Rows, SmoothOracle, traced
 from fedstrata.vector import Vector
 
 Loss = Callable[[PyTree, PyTree], Array]
@@ -63,7 +63,7 @@ class LossProblem(Problem):
             federation["train"].examples,
         )
         for name, function in {"loss": self.loss, **self.all_metrics()}.items():
-            out = jax.eval_shape(function, x.tree, example)
+            out = traced(f"{type(self).__name__}: {name}", function, x.tree, example)
             if not (hasattr(out, "shape") and out.shape == () and jnp.issubdtype(out.dtype, jnp.floating)):
                 what = (
                     f"shape {out.shape} and dtype {out.dtype}" if hasattr(out, "shape") else f"a {type(out).__name__}"

@@ -103,6 +103,22 @@ class Metric(eqx.Module):
         return self.function(*arguments)
 
 
+def traced(what: str, function: Callable[[PyTree, PyTree], Any], params: PyTree, example: PyTree) -> Any:
+    """The shape of function(params, example), a user's; where it fails, an error that shows what it was given."""
+    try:
+        return jax.eval_shape(function, params, example)
+    except (TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
+        why = (str(error) or type(error).__name__).splitlines()[0]
+        show = lambda tree: jax.tree.map(lambda a: f"{a.dtype}{list(a.shape)}", tree)
+        hint = "" if isinstance(example, Mapping) else '; data given as {"x": X, "y": y} make examples with these names'
+        if isinstance(params, list):
+            hint += "; a list is a tree of its entries: numpy.array(params) is one array"
+        raise ValueError(
+            f"{what}(params, example) fails: {type(error).__name__}: {why}; params: {show(params)}, one example: "
+            f"{show(example)}{hint}"
+        ) from error
+
+
 class Problem(eqx.Module):
     """A federated objective. It knows its true value, gradient and stationarity on full data, and its oracle."""
 

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedstrata.problems import base
 from fedstrata.vector import Vector
 
 
@@ -31,7 +32,7 @@ def traced(problem: Any, x: Vector, federation: Any) -> tuple:
     shapes = []
     for split, score in ((problem.first, problem.score_of), (problem.second, problem.second_score)):
         one = lambda a: jax.ShapeDtypeStruct(a.shape[1:], jax.dtypes.canonicalize_dtype(a.dtype))
-        found = jax.eval_shape(score, x.tree, jax.tree.map(one, federation[split].examples))
+        found = base.traced("Pairwise: score", score, x.tree, jax.tree.map(one, federation[split].examples))
         if not jnp.issubdtype(found.dtype, jnp.floating):
             raise ValueError(f"Pairwise: score(params, example) must give real numbers, not {found}")
         shapes.append(found)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PyTree
 
+from fedstrata.chunks import map_in_chunks
 from fedstrata.problems.stored import Stored
 from fedstrata.vector import widest
 
@@ -106,7 +107,7 @@ class Rows(eqx.Module):
             found = jax.lax.map(lambda some: jax.vmap(function)(self.at(some)), jnp.asarray(rows, jnp.int32))
             return jax.tree.map(lambda a: a.reshape((-1, *a.shape[2:]))[:size], found)
         if self.order is None:
-            return jax.lax.map(function, self.examples, batch_size=self.chunk)
+            return map_in_chunks(function, self.examples, self.chunk)
         length, long = self._lengths(self.chunk)
         found = jax.lax.map(
             lambda number: jax.vmap(jax.vmap(function))(self._slice(self._blocked(self.examples), number, length)),

@@ -7,6 +7,8 @@ import json
 import logging
 import os
 import shutil
+import signal
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -72,7 +74,7 @@ class Checkpoints:
         return sorted(int(n[6:]) for n in names if n[6:].isdigit())
 
     def save(self, round: int, arrays: Mapping[str, np.ndarray], config: Mapping[str, Any]) -> None:
-        """Written beside, then renamed: a reader sees a whole checkpoint or none."""
+        """Written beside, then renamed: a reader sees a whole checkpoint or none. An interrupt waits for its end."""
         target = self._path(round)
         about = {"version": VERSION, "round": round, "config": config, "names": list(arrays), "sha256": _digest(arrays)}
         # The array store takes no arrays without elements; their shape and dtype say all there is.
@@ -81,10 +83,14 @@ class Checkpoints:
         tree = {f"{i:05d}": np.asarray(a) for i, (n, a) in enumerate(arrays.items()) if n not in empty}
         tree["about"] = np.frombuffer(json.dumps(about).encode(), np.uint8)
         try:
-            with _quiet(), _checkpointer() as writer:
-                writer.save(target, tree, force=True)
-            with replacing(self.folder / "settings.json") as part:
-                part.write_text(json.dumps(config, indent=2))
+            with _interrupts_wait(), _quiet():
+                with _checkpointer() as writer:
+                    writer.save(target, tree, force=True)
+                with replacing(self.folder / "settings.json") as part:
+                    part.write_text(json.dumps(config, indent=2))
+        except KeyboardInterrupt:
+            self._clear(f"{target.name}.orbax-checkpoint-tmp*")
+            raise
         except Exception as error:
             kept = self.rounds()
             self._clear(f"{target.name}.orbax-checkpoint-tmp*")
@@ -95,7 +101,8 @@ class Checkpoints:
             why = "the disk is full" if full else (str(error) or type(error).__name__).splitlines()[0]
             last = f"the checkpoint of round {kept[-1]} is intact" if kept else "no earlier checkpoint exists"
             raise CheckpointError(
-                f"could not write the checkpoint of round {round} to {self.folder}: {why}; {last}: make room and resume"
+                f"could not write the checkpoint of round {round} to {self.folder}: {why}; {last}: make room and "
+                "resume (resume=True, on the command line --resume)"
             ) from error
         for old in self.rounds()[:-KEEP]:
             shutil.rmtree(self._path(old), ignore_errors=True)
@@ -161,6 +168,31 @@ def _checkpointer() -> Any:
     me = jax.process_index()
     alone: Any = ocp.options.MultiprocessingOptions(me, active_processes={me}, barrier_sync_key_prefix=f"process_{me}")
     return ocp.Checkpointer(ocp.PyTreeCheckpointHandler(multiprocessing_options=alone), multiprocessing_options=alone)
+
+
+@contextlib.contextmanager
+def _interrupts_wait() -> Iterator[None]:
+    """Ctrl-C takes effect after the block: what it would break off leaves threads and folders behind. A second one
+    does at once.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
+        yield  # no Ctrl-C comes here, or it is ignored
+        return
+    pressed: list[Any] = []
+
+    def wait(number: int, frame: Any) -> None:
+        pressed.append(frame)
+        if len(pressed) > 1:
+            before(number, frame)
+
+    signal.signal(signal.SIGINT, wait)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if pressed:
+        before(signal.SIGINT, pressed[0])
 
 
 @contextlib.contextmanager

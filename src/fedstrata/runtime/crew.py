@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
 from fedstrata.algorithm import Cohort
+from fedstrata.chunks import map_in_chunks
 from fedstrata.memory import PerExample, is_per_example
 from fedstrata.runtime.layout import Flat, read_rows, write_rows
 from fedstrata.runtime.mesh import Spread, on_devices
@@ -90,7 +91,7 @@ def over_clients(
 def _at_once(function: Callable, stacked: PyTree, execution: Execution) -> Any:
     if execution == "vmap":
         return jax.vmap(function)(stacked)
-    return jax.lax.map(function, stacked, batch_size=execution if isinstance(execution, int) else None)
+    return map_in_chunks(function, stacked, execution if isinstance(execution, int) else None)
 
 
 def _present(function: Callable, stacked: PyTree, present: Array, execution: Execution, crew: Crew) -> Any:

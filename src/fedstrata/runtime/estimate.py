@@ -9,10 +9,10 @@ import numpy as np
 from fedstrata.algorithm import Algorithm
 from fedstrata.data.federation import Federation
 from fedstrata.problems.base import Problem
-from fedstrata.runtime.execution import choose
+from fedstrata.runtime.execution import choose, settle
 from fedstrata.runtime.job import Job
 from fedstrata.runtime.progress import SNAPSHOT_BYTES
-from fedstrata.runtime.run import prepare
+from fedstrata.runtime.run import for_prepare, prepare
 from fedstrata.transport.cohort import Everyone
 
 if TYPE_CHECKING:
@@ -57,10 +57,10 @@ def estimate(
     problem: Problem, algorithm: Algorithm, federation: Federation, *, rounds: int, **options: Any
 ) -> Estimate:
     """Compile the run, time a few rounds and one evaluation, and extrapolate. Options are those of `fs.run`."""
+    wanted, options = options.get("execution", "auto"), for_prepare(options, "fs.estimate")
     job = prepare(problem, algorithm, federation, rounds=rounds, **{**options, "execution": "vmap"})
-    wanted = options.get("execution", "auto")
     execution, why = choose(job) if wanted == "auto" else (wanted, "as asked")
-    job = job._replace(plan=job.plan._replace(execution=execution))
+    job = settle(job, execution)
     began = time.perf_counter()
     carry = job.begin()[0]
     jax.block_until_ready(job.advance(carry, 0, 0)[2])

@@ -18,6 +18,7 @@ from fedstrata.errors import unknown
 from fedstrata.memory import Pool
 from fedstrata.random import seed_key
 from fedstrata.runtime import simulate
+from fedstrata.runtime.checks import as_arrays_by_name, check_distinct, check_grid, is_start_function, started
 from fedstrata.runtime.counting import counting_unit
 from fedstrata.runtime.crew import spread_again, unspread
 from fedstrata.runtime.mesh import everywhere
@@ -248,11 +249,13 @@ def _spread(world: World, carry: Carry) -> Carry:
 
 def seed_list(seeds: int | Sequence[int]) -> list[int]:
     """`seeds=10` means 0 … 9."""
-    listed = list(range(seeds)) if isinstance(seeds, int | np.integer) else list(seeds)
-    whole = all(isinstance(s, int | np.integer) and 0 <= s < 2**64 for s in listed)
-    if not listed or not whole or len(set(listed)) != len(listed):
+    whole = lambda s: isinstance(s, int | np.integer) and not isinstance(s, bool)
+    given: Any = () if isinstance(seeds, str) else seeds
+    given = range(given) if whole(given) else [*given] if np.iterable(given) else []
+    fits = all(whole(s) and 0 <= s < 2**64 for s in given)
+    if not given or not fits or len(set(given)) != len(given):
         raise ValueError(f"seeds={seeds!r} must be a number >= 1, or different whole numbers from 0 to 2**64 - 1")
-    return [int(s) for s in listed]
+    return [int(s) for s in given]
 
 
 def spread(
@@ -260,7 +263,7 @@ def spread(
 ) -> tuple[Any, Any, dict[str, list]]:
     """The algorithm's array part stacked over sweep × seeds, its static part, and the labelled axes."""
     known = reals(algorithm)
-    for name, values in sweep.items():
+    for name, values in check_grid(sweep, "sweep").items():
         if name not in known:
             if hasattr(algorithm, name):
                 raise ValueError(
@@ -268,8 +271,7 @@ def spread(
                     f"program; run once per value, or use fs.tune, which does (can be swept: {', '.join(known)})"
                 )
             raise unknown(f"hyper-parameter of {type(algorithm).__name__}", name, known)
-        if not len(values) or any(callable(v) for v in values):
-            raise ValueError(f"sweep: {name!r} needs at least one value, and numbers only (run schedules one by one)")
+        check_distinct(name, values, dtype)
         with_values(algorithm, **{name: np.asarray(values, np.float64)})  # every value in range, before stacking
     names = list(sweep)
     combined = [with_values(algorithm, **dict(zip(names, v, strict=True))) for v in itertools.product(*sweep.values())]
@@ -282,10 +284,10 @@ def spread(
 def start_points(problem: Any, params: Any, seeds: list[int]) -> Vector:
     """x0 of every seed: given arrays, a function of a key, or the problem's own start."""
     keys = jnp.stack([seed_key(s) for s in seeds])
-    make = params if callable(params) else problem.init if params is None else None
-    if make is None:
-        as_array = lambda a: jnp.asarray(a)
-        return jax.tree.map(lambda a: jnp.broadcast_to(as_array(a), (len(seeds), *jnp.shape(a))), Vector(params))
+    if params is not None and not is_start_function(params):
+        given = Vector(as_arrays_by_name(params))
+        return jax.tree.map(lambda a: jnp.broadcast_to(a, (len(seeds), *a.shape)), given)
+    make = problem.init if params is None else lambda key: as_arrays_by_name(started(params, key))
     points = [make(domain(key, "parameters")) for key in keys]
     return Vector(jax.tree.map(lambda *leaves: jnp.stack(leaves), *points))
 

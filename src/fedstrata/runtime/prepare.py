@@ -1,6 +1,7 @@
 """From what a user gives to what the program takes: data on the device, weights, and every check that needs no run."""
 
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -16,9 +17,11 @@ from fedstrata.data.sampling import Balanced, Epochs, Sampler, Whole
 from fedstrata.errors import unknown
 from fedstrata.problems.base import Problem, Rows
 from fedstrata.problems.stored import Stored
+from fedstrata.runtime.checks import check_federation
 from fedstrata.runtime.host import Host, HostSplit
 from fedstrata.runtime.layout import FlatSplit
 from fedstrata.runtime.mesh import Spread, by_device, in_blocks, per_client
+from fedstrata.runtime.result import SetupWarning
 from fedstrata.runtime.world import World
 from fedstrata.transport.cohort import Selection, selection
 from fedstrata.transport.ledger import exchanges
@@ -69,6 +72,7 @@ def full_data(
     >>> [round(6 * float(w), 5) for w in full_data(fed)["train"].weight]  # each client counts one half
     [1.0, 1.0, 1.0, 3.0]
     """
+    check_federation(federation)
     dtype = jnp.zeros(()).dtype if dtype is None else dtype
     return {n: rows_of(s, dtype, weighing(problem, federation, weights, n)) for n, s in federation.splits.items()}
 
@@ -113,7 +117,13 @@ def check_solves(algorithm: Algorithm, problem: Problem) -> None:
     if not isinstance(problem, Problem):
         raise TypeError(f"problem={problem!r} is not a Problem; create one, e.g. fs.Average(loss)")
     phases = algorithm.phases(problem)
-    exchanges(algorithm, phases)
+    if not algorithm.centralised and not any(exchange.sends for exchange in exchanges(algorithm, phases)):
+        warnings.warn(
+            f"{type(algorithm).__name__} sends nothing up, so its server learns nothing from the clients; place what "
+            "they should send as Averaged, Reported, Gathered or Pooled",
+            SetupWarning,
+            stacklevel=4,
+        )
     for phase in phases:
         needed = oracle_needed(phase.step)
         if isinstance(needed, type) and not issubclass(problem.Oracle, needed):

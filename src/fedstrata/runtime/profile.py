@@ -14,7 +14,7 @@ import jax
 from fedstrata.algorithm import Algorithm
 from fedstrata.data.federation import Federation
 from fedstrata.problems.base import Problem
-from fedstrata.runtime.run import prepare
+from fedstrata.runtime.run import for_prepare, prepare
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -74,7 +74,7 @@ def profile(
     many rounds take without the profiler.
     """
     began = time.perf_counter()
-    job = prepare(problem, algorithm, federation, rounds=rounds, **options)
+    job = prepare(problem, algorithm, federation, rounds=rounds, **for_prepare(options, "fs.profile"))
     jax.block_until_ready(job.world.full)
     placed = time.perf_counter()
     carry, _, own = job.begin()

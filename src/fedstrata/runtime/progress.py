@@ -14,7 +14,7 @@ from fedstrata.runtime.evaluate import modes_of
 from fedstrata.runtime.job import Job
 from fedstrata.runtime.processes import agreed
 from fedstrata.runtime.records import Records
-from fedstrata.runtime.result import ENDINGS, Result
+from fedstrata.runtime.result import ENDINGS, WORSE, Result
 from fedstrata.runtime.start import first_rounds
 from fedstrata.runtime.world import DIVERGED, EXPLODED, RUNNING, Carry
 from fedstrata.transport.cohort import Everyone
@@ -22,6 +22,7 @@ from fedstrata.transport.cohort import Everyone
 Callback = Callable[[int, dict[str, np.ndarray]], Any]
 SEGMENT_SECONDS = 0.5  # how long a segment should take: the progress bar moves that often
 MOST_ROWS = 2**30  # examples are counted in 32 bits within a segment, in units of the job's
+WORSENED = ENDINGS.index("worsened")
 SNAPSHOT_BYTES = 2**26  # a larger state is not copied before each segment
 
 
@@ -149,6 +150,11 @@ class Run:
         status = np.asarray(carry.status)
         about = {"modes": modes_of(job.world.problem, algorithm, job.world.monitor)}
         about |= dict(zip(("problem", "monitor"), job.minimised, strict=True))
+        bad = (status == DIVERGED) | (status == EXPLODED)
+        first, last = np.asarray(carry.first), self.records.latest("objective")
+        worse = ~bad & (last - first > WORSE * np.maximum(np.abs(first), 1))
+        notes = {int(i): self._note(int(i), label) for i in np.flatnonzero(bad)}
+        notes |= {int(i): self._worse(int(i), label, first[i], last[i]) for i in np.flatnonzero(worse)}
         return Result(
             label=label,
             history=self.records.history(job.axes, job.ledger, self.rejoining, **about),
@@ -158,22 +164,30 @@ class Run:
             solutions=reshape(best),
             state=reshape(carry.shared),
             local=reshape(carry.local),
-            endings=np.array(ENDINGS)[status].reshape(shape),
-            notes=[self._note(int(i), label) for i in np.flatnonzero((status == DIVERGED) | (status == EXPLODED))],
+            endings=np.array(ENDINGS)[np.where(worse, WORSENED, status)].reshape(shape),
+            notes=[notes[i] for i in sorted(notes)],
             seconds=self.seconds,
             compile_seconds=compile_seconds,
             rounds=self.round,
         )
 
-    def _note(self, run: int, label: str) -> str:
-        """What happened to a run that diverged, in words."""
+    def _name(self, run: int, label: str) -> str:
         place = np.unravel_index(run, [len(v) for v in self.job.axes.values()])
         where = ", ".join(f"{k}={v[i]}" for (k, v), i in zip(self.job.axes.items(), place, strict=True))
+        return f"{label} ({where})"
+
+    def _worse(self, run: int, label: str, first: Any, last: Any) -> str:
+        """What a run that ended far above its start is told."""
+        what = f"its objective was {first:.4g} at the start and is {last:.4g} at the end"
+        return f"{self._name(run, label)} got worse: {what}; try smaller steps"
+
+    def _note(self, run: int, label: str) -> str:
+        """What happened to a run that diverged, in words."""
         round = int(np.asarray(self.carry.bad_round)[run])
         shared = self.carry.shared
         fields = [f for f, bad in zip(shared._fields, np.asarray(self.carry.bad_fields)[run], strict=True) if bad]
         local = [f for f in shared._fields if isinstance(getattr(shared, f), Hidden)]
-        who = f"{label} ({where}) diverged"
+        who = f"{self._name(run, label)} diverged"
         advice = self.job.world.problem.advice()
         advice = f"; {advice}" if advice else ""
         if not fields:

@@ -15,11 +15,18 @@ from fedstrata.vector import Vector
 if TYPE_CHECKING:
     from fedstrata.figures import Figure
 
-ENDINGS = ("finished", "diverged", "exploded", "stopped early")
+ENDINGS = ("finished", "diverged", "exploded", "stopped early", "worsened")
+WORSE = 10.0  # a run whose objective ends above its start by more than this times max(|start|, 1) has worsened
 
 
 class DivergenceWarning(UserWarning):
-    """A run left the finite numbers, or its objective exploded; its last good state was kept."""
+    """A run left the finite numbers or its objective exploded (its last good state was kept), or it ended far worse
+    than it started (and nothing was taken back).
+    """
+
+
+class SetupWarning(UserWarning):
+    """Settings with which a run can be made, but which look like a mistake."""
 
 
 @dataclass(eq=False, repr=False)
@@ -37,12 +44,13 @@ class Result:
     solutions: Vector  # the last solution of every run, or its best one where `select` was given
     state: Any  # the server's state at the end
     local: Mapping[str, Any]  # the clients' own fields at the end
-    endings: np.ndarray  # one of ENDINGS for each run
+    endings: np.ndarray  # one of ENDINGS for each run; "worsened": its objective ended far above its start
     notes: list[str]  # what went wrong, in words
     seconds: float
     compile_seconds: float
     rounds: int
     privacy: Spent | None = None  # what it cost its clients, where they were private
+    federation: Any = None  # the training data, where all runs had the same
 
     def solution(self, **labels: Any) -> Any:
         """The parameters of one run: `solution(step_size=0.1, seed=3)`; of an axis left out, the first value."""
@@ -63,15 +71,15 @@ class Result:
         return bool(np.isin(self.endings, ("diverged", "exploded")).any())
 
     def save_model(self, path: Any, **labels: Any) -> None:
-        """The trained model of one run as a file that `fs.load_model` reads (the problem must have a model)."""
-        from fedstrata.problems.base import model_of
+        """The trained model of one run as a file that `fs.load_model` reads.
+
+        Of a problem that was made from a plain function, the parameters alone. A ranking (`fs.Pairwise`) is saved with
+        the threshold above which as many training rows lie as are positive; `predict` uses it.
+        """
         from fedstrata.runtime.outcome import save_trained
 
-        if model_of(self.problem) is None:
-            raise ValueError(
-                "Result.save_model: this problem was not made from a model; save `result.solution()` yourself"
-            )
-        save_trained(path, self.problem, self.solution(**labels), {"algorithm": self.label, "rounds": self.rounds})
+        about = {"algorithm": self.label, "rounds": self.rounds}
+        save_trained(path, self.problem, self.solution(**labels), about, self.federation)
 
     def plot(self, y: str = "objective", x: Any = "round", path: Any = None, **options: Any) -> "Figure":
         """Mean and band over seeds of one column; see `fs.plot` for several results together."""

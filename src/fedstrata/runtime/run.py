@@ -18,6 +18,7 @@ from fedstrata.directions import Mode, sign
 from fedstrata.errors import unknown
 from fedstrata.problems.base import Problem
 from fedstrata.report.progress import Progress
+from fedstrata.runtime import checks
 from fedstrata.runtime.checkpoint import CheckpointError, Checkpoints
 from fedstrata.runtime.counting import check_counted
 from fedstrata.runtime.describe import fingerprint
@@ -67,9 +68,10 @@ def prepare(
 ) -> Job:
     """Check everything that can be checked without running, and lay out the program. `fs.run` calls it."""
     check_solves(algorithm, problem)
-    for name, value, low in (("rounds", rounds, 1), ("evaluate_every", evaluate_every, 1), ("patience", patience, 1)):
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int | np.integer) or value < low):
-            raise ValueError(f"{name}={value!r} must be a whole number >= {low}")
+    checks.check_federation(federation)
+    given = {"evaluate_every": evaluate_every, "patience": patience}
+    checks.check_whole(rounds=rounds, **{name: value for name, value in given.items() if value is not None})
+    checks.check_evaluation(evaluate, monitor, select, explosion)
     if patience is not None and select is None:
         raise ValueError('patience needs select, the column to watch, e.g. select="valid/loss"')
     if mode != "auto" and select is None:
@@ -79,6 +81,7 @@ def prepare(
     x0 = jax.tree.map(lambda a: a[0], points)
     check_parameters(points)
     check_sizes(federation)
+    checks.check_fit(problem, x0)
     problem.check(x0, federation)
     said = lambda problem: "" if problem is None else fingerprint(problem, federation, weights)
     minimised = said(problem), said(monitor)
@@ -91,6 +94,8 @@ def prepare(
     dtype = x0.scalar_dtype
     given = (rule, cohort, weights, monitor, evaluate, dtype, over, host, privacy)
     world = world_of(problem, algorithm, federation, *given)
+    if not algorithm.centralised:
+        checks.warn_of_large_batch(problem, federation, rule)
     values, rest, axes = spread(algorithm, sweep or {}, listed, x0.scalar_dtype)
     for setting in itertools.product(*(sweep or {}).values()):
         with_values(algorithm, **dict(zip(sweep or {}, setting, strict=True))).check(problem)
@@ -145,7 +150,8 @@ def run(
     """Train on a federation, in simulation; the whole run is one compiled program.
 
     problem, algorithm, federation: what to minimise, how, on whose data. rounds: communication rounds.
-    params: start values (a pytree, or a function of a key); None asks the problem's model.
+    params: start values (a pytree, which may be an equinox module, or a function of a key); None asks the problem's
+    model.
     batch_size: examples per local step, "all" for whole shards, or a Sampler. sampling: "replacement" or "epochs".
     cohort: clients per round: None for all, a number, or a rule (`fs.cohort.Weighted`, `fs.cohort.Given`).
     weights: "uniform" (every client the same, as in the papers) or "size".
@@ -160,12 +166,21 @@ def run(
     privacy: clip what clients change and noise its mean (`fs.Privacy`); `Result.privacy` says the ε.
     checkpoint, checkpoint_every, resume: a folder, seconds between checkpoints, and whether to go on from the last.
     callbacks: functions of (round, row), called for every recorded round. progress: show a progress bar.
+
+    Warns (`fs.SetupWarning`) of an algorithm that sends nothing up and of a batch that is more than 20 times the rows
+    of a client; (`fs.DivergenceWarning`) of runs that diverge, or end above their start by more than
+    10 × max(|start|, 1).
     """
-    known = inspect.signature(prepare).parameters
-    for name in options:
-        if name not in known:
-            raise unknown("option of fs.run", name, {*known, *inspect.signature(run).parameters} - {"options"})
+    for_prepare(options, "fs.run")
+    if not all(map(callable, callbacks if np.iterable(callbacks) else [None])):
+        raise TypeError(f"callbacks={callbacks!r} must be a list of functions of (round, row)")
+    checks.check_checkpoint(checkpoint, checkpoint_every)
     store = None if checkpoint is None else Checkpoints(checkpoint)
+    if store is not None and not resume and store.rounds():
+        raise CheckpointError(
+            f"{store.folder} already holds checkpoints; give resume=True (on the command line --resume) to continue "
+            "that run, or choose another folder"
+        )
     saved = store.config() if store and resume else {}
     if saved:  # what was chosen for it, by its length or on another machine, is kept
         options["evaluate_every"] = options.get("evaluate_every") or saved["every"]
@@ -178,10 +193,6 @@ def run(
     config = config_of(job, problem, algorithm, federation, options) if store else {}
     config |= {"threads": saved["threads"]} if saved else {}  # another machine may go on with it
     if store is not None:
-        if not resume and store.rounds():
-            raise CheckpointError(
-                f"{store.folder} already holds checkpoints; resume that run, or choose another folder"
-            )
         if leads():
             store.prepare(job.state_bytes())
         together("prepared")
@@ -205,7 +216,17 @@ def run(
                     raise
                 last_save = time.perf_counter()
     result = state.result(name, algorithm, compile_seconds)
-    result.privacy = job.spent(result.rounds)
-    if result.diverged:
+    result.privacy, result.federation = job.spent(result.rounds), federation
+    if result.notes:
         warnings.warn("\n".join(result.notes), DivergenceWarning, stacklevel=2)
     return result
+
+
+def for_prepare(options: Mapping[str, Any], who: str) -> dict[str, Any]:
+    """The options that lay out a program, without those of `fs.run` alone; an unknown one is refused."""
+    known = inspect.signature(prepare).parameters
+    every = {*known, *inspect.signature(run).parameters} - {"options"}
+    for name in options:
+        if name not in every:
+            raise unknown(f"option of {who}", name, every)
+    return {name: value for name, value in options.items() if name in known}

@@ -1,6 +1,5 @@
 """`fs.tune`: the same procedure for every method: a grid, a choice on validation data, a rerun on fresh seeds."""
 
-import inspect
 import itertools
 import warnings
 from collections.abc import Mapping, Sequence
@@ -14,11 +13,13 @@ from fedstrata.data.federation import Federation
 from fedstrata.directions import Mode, sign
 from fedstrata.errors import unknown
 from fedstrata.problems.base import Problem
+from fedstrata.runtime.checks import check_federation, check_grid
 from fedstrata.runtime.evaluate import modes_of
 from fedstrata.runtime.job import seed_list
+from fedstrata.runtime.prepare import check_solves
 from fedstrata.runtime.records import OWN
 from fedstrata.runtime.result import DivergenceWarning, Result
-from fedstrata.runtime.run import prepare, recorded, run
+from fedstrata.runtime.run import for_prepare, prepare, recorded, run
 
 FRESH = 1000  # seeds of the rerun start here: none of them was used for the choice
 
@@ -56,8 +57,19 @@ def tune(
 
     Real hyper-parameters are swept in one program; others (local_steps, say) cost a program per value. A setting that
     diverges on any seed is never chosen. mode: whether `select` is best at its "max" or its "min"; "auto": as it
-    declares. Options are those of `fs.run`.
+    declares. Options are those of `fs.run`, but for checkpoints, which are of one run.
+
+    With `patience`, a run stops when `select` no longer improves; its score is then its best value of `select`, and
+    the solutions of the rerun are those that had it.
     """
+    check_solves(algorithm, problem)
+    check_federation(federation)
+    if not isinstance(select, str):
+        raise TypeError(f"tune: select={select!r} must name a column of the history, e.g. 'valid/loss'")
+    for name in ("sweep", "checkpoint", "resume"):
+        if options.get(name):
+            raise ValueError(f"tune: {name} is an option of one run; tuning makes several, from the grid")
+    grid = check_grid(grid, "tune: grid")
     if not grid:
         raise ValueError("tune: the grid is empty; give at least one hyper-parameter and its values")
     split = select.split("/")[0]
@@ -65,34 +77,39 @@ def tune(
         raise ValueError(
             f"tune: select={select!r} needs a split {split!r}; make one with federation.hold_out({split!r})"
         )
-    first = with_values(algorithm, **{name: values[0] for name, values in grid.items()})
-    known = {n: v for n, v in options.items() if n in inspect.signature(prepare).parameters and n != "patience"}
-    job = prepare(problem, first, federation, rounds=rounds, seeds=seeds, **{**known, "execution": "vmap"})
-    columns = [*OWN, *(name for name, value in recorded(job).items() if not value.shape)]
-    if select not in columns:
-        raise unknown("column to tune by", select, columns)
+    final = final_seeds if not isinstance(final_seeds, int) else range(FRESH, FRESH + final_seeds)
+    if {*seed_list(seeds)} & {*seed_list(final)}:
+        raise ValueError("tune: final_seeds must not contain a seed that was used for the choice")
+    early = options.get("patience") is not None
+    options |= {"select": select, "mode": mode} if early else {}
+    swept = {n: v for n, v in grid.items() if n in reals(algorithm) and not any(callable(x) for x in v)}
+    fixed = {n: v for n, v in grid.items() if n not in swept}
+    settings = [dict(zip(fixed, values, strict=True)) for values in itertools.product(*fixed.values())]
+    variants = [with_values(algorithm, **setting) for setting in settings]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the runs themselves warn
+        for here in variants:  # what the last run would refuse is refused before the first
+            given = {**for_prepare(options, "fs.tune"), "execution": "vmap"}
+            job = prepare(problem, here, federation, rounds=rounds, seeds=seeds, sweep=swept, **given)
+            columns = [*OWN, *(name for name, value in recorded(job).items() if not value.shape)]
+            if select not in columns:
+                raise unknown("column to tune by", select, columns)
     to_max = sign(select, mode, modes_of(problem, algorithm, options.get("monitor")))
-    swept = {n: list(v) for n, v in grid.items() if n in reals(algorithm) and not any(callable(x) for x in v)}
-    fixed = {n: list(v) for n, v in grid.items() if n not in swept}
     scores: list[tuple[dict[str, Any], float, float]] = []
-    for values in itertools.product(*fixed.values()):
-        setting = dict(zip(fixed, values, strict=True))
+    for setting, here in zip(settings, variants, strict=True):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DivergenceWarning)  # a grid is there to find the edge
-            here = with_values(algorithm, **setting)
             found = run(problem, here, federation, rounds=rounds, seeds=seeds, sweep=swept, **options)
         for labels, history in found.history.settings():
-            last = history.last(select)
-            scores.append(({**setting, **labels}, float(np.mean(last)), float(np.std(last))))
+            ends = history.last(select)  # NaN where it diverged, whatever its best value was before
+            ends = np.where(np.isnan(ends), np.nan, history.best(select, mode)) if early else ends
+            scores.append(({**setting, **labels}, float(np.mean(ends)), float(np.std(ends))))
     good = [s for s in scores if np.isfinite(s[1])]
     if not good:
         raise ValueError(
             f"tune: {type(algorithm).__name__} diverged at every setting of {dict(grid)}; try smaller steps"
         )
     chosen = max(good, key=lambda s: to_max * s[1])[0]
-    final = final_seeds if not isinstance(final_seeds, int) else range(FRESH, FRESH + final_seeds)
-    if {*seed_list(seeds)} & {*final}:
-        raise ValueError("tune: final_seeds must not contain a seed that was used for the choice")
     best = with_values(algorithm, **chosen)
     result = run(problem, best, federation, rounds=rounds, seeds=list(final), **options)
     edge = [n for n, v in grid.items() if len(v) > 1 and chosen[n] in (v[0], v[-1])]

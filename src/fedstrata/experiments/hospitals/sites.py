@@ -22,19 +22,17 @@ def prepared(division: "Federation", site: int | None = None) -> "Federation":
     The medians, means and deviations are those of all training rows; with a site, of its own alone, as somebody would
     have them who knows no other. The other rows are still there to be evaluated on.
     """
-    from fedstrata.data.federation import Federation, Split
+    from fedstrata.data import edit
+    from fedstrata.data.federation import Federation
 
-    splits = division.splits
+    splits = dict(division.splits)
     if site is not None:
-        own = division.select([site])["train"]
-        splits = {**splits, "train": own, "everyone": splits["train"]}
-    known = Federation(splits, division.names, division.classes, division.features)
+        splits = {**splits, "train": division.select([site])["train"], "everyone": splits["train"]}
     if "missing" in splits["train"].examples:
-        known = known.impute()
-    splits = dict(known.standardize().splits)
+        splits = edit.impute(splits, "x", "missing")
+    splits = edit.standardize(splits, "x")
     if site is not None:
-        everyone: Split = splits.pop("everyone")
-        splits["train"] = everyone
+        splits["train"] = splits.pop("everyone")
     return Federation(splits, division.names, division.classes, division.features).by_label()
 
 

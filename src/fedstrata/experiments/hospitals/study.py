@@ -14,6 +14,7 @@ from fedstrata.experiments.hospitals.sites import Sites, prepared
 
 if TYPE_CHECKING:
     from fedstrata.algorithm import Algorithm
+    from fedstrata.data.federation import Federation
     from fedstrata.problems.base import Problem
     from fedstrata.runtime.result import Result
 
@@ -92,6 +93,12 @@ class Study(Experiment):
         federation = prepared(setup.divide(seed), site)
         return run(self.problem_for(algorithm, setup), algorithm, federation, seeds=[seed], **options)
 
+    def trained_on(self, setup: Setup, **labels: Any) -> "Federation":
+        if not isinstance(setup, Sites):
+            return super().trained_on(setup, **labels)
+        alone = labels.get(AXIS, ALL)
+        return prepared(setup.divide(labels["seed"]), None if alone == ALL else setup.federation.names.index(alone))
+
     def pictures(self, results: "Mapping[str, Result]", data: Mapping[str, Any], folder: Any) -> None:
         from fedstrata.experiments.hospitals import outcome
         from fedstrata.files import replacing
@@ -129,4 +136,5 @@ def _together(parts: "Mapping[str, Sequence[Result]]", seeds: Sequence[int]) -> 
         notes=[note for run in every for note in run.notes],
         seconds=sum(run.seconds for run in every),
         compile_seconds=sum(run.compile_seconds for run in every),
+        federation=None,  # every run has its own
     )
