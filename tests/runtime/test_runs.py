@@ -8,6 +8,8 @@ import pytest
 import fedstrata as fs
 from fedstrata.runtime.run import prepare
 from fedstrata.runtime.runs import Groups, over_runs, threads_for
+from references import least_squares
+from toys import Visits
 
 
 @pytest.mark.parametrize(("settings", "seeds", "threads"), [(4, 3, 2), (1, 6, 3), (3, 2, 2), (6, 1, 3)])
@@ -60,3 +62,12 @@ def test_tiny_programs_leave_out_what_xla_does_for_large_ones():
     assert tiny.tiny
     assert not job(2000).tiny
     assert "reduce-window" not in tiny.programs(tiny.begin()[0])[0]
+
+
+def test_an_algorithm_without_reals_takes_several_seeds():
+    task = least_squares(seed=5)
+    options = {"rounds": 2, "params": np.zeros(3), "batch_size": 2}
+    several, one = (fs.run(task.problem, Visits(), task.federation, seeds=s, **options) for s in (3, [2]))
+    visits = lambda result: np.asarray(result.local["visits"].rows)
+    np.testing.assert_array_equal(visits(several)[2], visits(one)[0])
+    assert not np.array_equal(visits(several)[0], visits(several)[1])

@@ -25,7 +25,8 @@ def over_runs(function: Callable[..., Any], seeds: int, values: Any, by_seed: tu
         out = function(first(values, 0), *first(by_seed, 0), *first(by_run, (0, 0)))
         return jax.tree.map(lambda a: a[None], out)
     some, many = [None] * len(by_seed), [0] * len(by_run)
-    of_seed = jax.vmap(function, in_axes=(0, *some, *many))
+    # An algorithm may have no reals, so that nothing tells one setting from another but how many there are.
+    of_seed = jax.vmap(function, in_axes=(0, *some, *many), axis_size=settings)
     of_all = jax.vmap(of_seed, in_axes=(None, *[0 for _ in some], *[1 for _ in many]), out_axes=1)
     out = of_all(values, *by_seed, *by_run)
     return jax.tree.map(lambda a: a.reshape((runs, *a.shape[2:])), out)
