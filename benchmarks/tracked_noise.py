@@ -56,7 +56,7 @@ def ends(problem, federation, method, batch, rounds, seeds, sweep):
 
 def bilevel(rounds, instances):
     """For each batch size and method: the best step on seeds 0 to 4, and there the excess over FedBiO, seed by seed."""
-    grid, fresh, out = [0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2], range(100, 105), []
+    grid, fresh, out = [round(0.0002 * 2.5**k, 6) for k in range(9)], range(100, 105), []
     methods = {
         "FedBiO": fs.FedBiO(0.01, 0.2, 5),
         "TrackedBiO": fs.TrackedBiO(0.01, 0.2, 5),
@@ -110,7 +110,7 @@ def main():
         f"steps, momentum 0.1: how many of {given.seeds} seeds left the finite numbers, for seven steps. `eps` is added"
         f" to the estimated variance; `floor` takes the root of at least that much.\n\n{lost}\n\n"
         "**Hypergradients on batches.** The quadratic problem of `fedstrata run bilevel` with 8 clients, noise 0.5, 5 "
-        "local steps and lower step 0.2. Each method's step is chosen from seven by the mean objective over the second "
+        "local steps and lower step 0.2. Each method's step is chosen from nine by the mean objective over the second "
         "half of a run (seeds 0 to 4), and run again on seeds 100 to 104; ten instances of the problem, and intervals "
         f"over instances.\n\n{gains}"
     )
