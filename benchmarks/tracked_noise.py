@@ -49,6 +49,7 @@ def roots(rounds, seeds):
 def ends(problem, federation, method, batch, rounds, seeds, sweep):
     """The mean exact objective over the last part of each run: (steps, seeds); infinite where a run diverged."""
     options = {"batch_size": batch, "seeds": seeds, "sweep": {"step_size": sweep}, "stationarity": False}
+    options["evaluate_every"] = rounds // 20
     history = fs.run(problem, method, federation, rounds=rounds, **options).history
     values = history["objective"][..., int(SCORED * len(history)) :].mean(axis=-1)
     return np.where(np.isfinite(values), values, np.inf)

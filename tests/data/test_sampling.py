@@ -91,12 +91,12 @@ def test_begin_and_end_of_a_round_have_epochs_of_their_own(local_step):
 @pytest.mark.parametrize("local_step", [BEGIN, END])
 def test_begin_and_end_of_whole_rounds_have_a_shuffling_of_their_own(local_step):
     rule, count = Epochs(4, per_round=2), jnp.int32(3)
-    draws = [rule.draw(at(r, local_step), count, 5) for r in range(200)]
-    index, mask = (np.stack(parts) for parts in zip(*draws, strict=True))
+    draws = jax.jit(lambda local_step: jax.vmap(lambda r: rule.draw(at(r, local_step), count, 5))(jnp.arange(200)))
+    index, mask = (np.asarray(part) for part in draws(jnp.int32(local_step)))
     assert np.array_equal(np.sort(index[:, :3], axis=1), np.tile(np.arange(3), (200, 1)))  # one whole epoch first
     np.testing.assert_array_equal(mask, np.ones((200, 4), bool))  # two epochs of three hold a batch of four
     assert chisquare(np.bincount(index[:, 0], minlength=3)).pvalue > 1e-4
-    step = np.stack([rule.draw(at(r, 0), count, 5)[0] for r in range(200)])
+    step = np.asarray(draws(jnp.int32(0))[0])
     assert 200 / 6 - 25 < np.sum(np.all(step[:, :3] == index[:, :3], axis=1)) < 200 / 6 + 25  # as chance has it
 
 

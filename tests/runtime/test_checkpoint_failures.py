@@ -151,6 +151,15 @@ def test_the_reason_of_a_failed_write_is_told(tmp_path, monkeypatch, error, word
     assert caught.value.__cause__ is error
 
 
+@pytest.fixture
+def heard_interrupts():
+    """Python's own handler; a program that a shell starts in the background ignores interrupts."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heard_interrupts")
 @pytest.mark.parametrize("presses", [1, 2])
 def test_an_interrupt_while_writing_leaves_whole_checkpoints_only(tmp_path, monkeypatch, presses):
     """Pressed once, Ctrl-C waits for the checkpoint; pressed again, it ends the write, and its beginning is cleared."""

@@ -85,7 +85,7 @@ def test_nothing_runs_before_all_of_the_grid_was_checked(monkeypatch):
     monkeypatch.setattr("fedstrata.runtime.tune.run", lambda *_, **__: pytest.fail("a run was started"))
     grid = {"step_size": [0.05]}
     for words, options in {
-        "unknown column to select by 'valid/los'": {"select": "valid/los"},
+        "unknown column to tune by 'valid/los'": {"select": "valid/los"},
         "must not contain a seed that was used": {"seeds": [1, 2], "final_seeds": [2, 3]},
         "'step_size' has the value 0.05 twice": {"grid": {"step_size": [0.05, 0.05]}},
         "'local_steps' has the value 2 twice": {"grid": {"local_steps": [2, 2]}},
