@@ -496,9 +496,9 @@ def test_guards_of_the_root():
         found, slope = ask(np.zeros(3), *ask_both(problem))
         assert float(found) == pytest.approx(value, rel=1e-12)
         np.testing.assert_allclose(slope.tree, -R.mean(0), atol=1e-14)
-        assert problem.advice() == ""
+    assert risk_averse(floor=0.09).advice() == ""
     assert not np.isfinite(ask(np.zeros(3), *ask_both(risk_averse()))[1].tree).all()
-    assert "eps" in risk_averse().advice()
+    assert "may be negative; give risk_averse(floor=...)" in risk_averse().advice()
     # Far above its floor the root does not know of it.
     floored, plain = ask(np.full(3, 5.0), ask_both(risk_averse(floor=0.09))[0], ask_both(risk_averse())[0])
     assert float(floored) == float(plain)
@@ -513,7 +513,7 @@ def test_a_variance_that_turns_negative_stops_the_run_with_advice():
     shards = [{"r": rng.normal(size=(200, 10)) + 0.05} for _ in range(4)]
     federation = fs.Federation.from_clients(shards)
     options = {"params": np.full(10, 0.1), "batch_size": 1, "evaluate_every": 50, "stationarity": False}
-    with pytest.warns(fs.DivergenceWarning, match=r"not finite: .*risk_averse\(eps=\.\.\.\)") as caught:
+    with pytest.warns(fs.DivergenceWarning, match=r"not finite: .*risk_averse\(floor=\.\.\.\)") as caught:
         result = fs.run(risk_averse(), FedDRSCGD(1e-3, 0.95, 4), federation, rounds=400, **options)
     assert len(caught) == 1
     assert result.diverged
@@ -539,3 +539,14 @@ def test_a_run_records_the_objective_and_metrics_of_the_problem():
     assert history["gap"][0, 0] == pytest.approx(float(p @ gaps), rel=1e-12)
     job = prepare(problem, FedDRSCGD(0.01, 0.5), federation, rounds=1, **options)
     assert job.world.problem.sizes() == (4, 4, 5, 5, 1)
+
+
+def test_a_run_that_takes_the_root_of_a_negative_variance_is_told_what_helps():
+    """With batches of one the estimates go below −eps; a floor has a root for all of them."""
+    rng = np.random.default_rng(0)
+    federation = fs.Federation.from_clients([{"r": rng.normal(size=(50, 4))} for _ in range(4)])
+    options = {"rounds": 60, "params": np.full(4, 0.25), "batch_size": 1, "stationarity": False, "seeds": 3}
+    run = lambda **guard: fs.run(risk_averse(**guard), fs.TrackedSCGD(0.01, 0.1, 4), federation, **options)
+    with pytest.warns(fs.DivergenceWarning, match=r"may be below -0\.01; give risk_averse\(floor=\.\.\.\)"):
+        run(eps=0.01)
+    assert not run(floor=0.01).diverged

@@ -77,8 +77,9 @@ def risk_averse(
 
     An example is `{"r": returns of one day}` and x the holdings. Levels: $(E[r^\top x], x)$, then
     $(y_1, E[(r^\top y_2 - y_1)^2])$, then the square root. risk_aversion: λ. eps, floor: guards of the root. A
-    recursive estimate of the variance may be negative, and without a guard the run then stops; eps > 0 is added to it,
-    and floor takes the root of at least that much (with no slope below). regularizer: a constraint on x, say
+    recursive estimate of the variance may be negative, and a run stops where the root then has no value. eps > 0 is
+    added to the variance, which helps only where the estimate is never below −eps (not with small batches); floor
+    takes the root of at least that much, with no slope below, and always helps. regularizer: a constraint on x, say
     `fs.prox.Simplex()` for a budget. Without one the objective is homogeneous and, for λ above the best Sharpe ratio,
     smallest at x = 0: nothing is bought. options: of `fs.Nested`.
 
@@ -89,12 +90,12 @@ def risk_averse(
         raise ValueError(f"risk_averse: eps={eps!r}, which is added to the variance, must be >= 0")
     if floor is not None and not floor > 0:
         raise ValueError(f"risk_averse: floor={floor!r}, below which no root is taken, must be > 0")
-    guarded = eps > 0 or floor is not None
+    low = f"below {-eps:g}" if eps else "negative"
     advice = (
-        "this portfolio problem takes the square root of an estimated variance without a guard, and recursive "
-        "estimates of a variance may be negative; give risk_averse(eps=...) or floor=..., or take smaller steps"
+        "this portfolio problem takes the square root of an estimated variance, and recursive estimates of a variance "
+        f"may be {low}; give risk_averse(floor=...), or take smaller steps or larger batches"
     )
-    options = {"when_not_finite": "" if guarded else advice, **options}
+    options = {"when_not_finite": advice if floor is None else "", **options}
     levels = [expected_return, variance, Risk(risk_aversion, eps, floor)]
     return Nested(levels, inner="global", regularizer=Zero() if regularizer is None else regularizer, **options)
 
