@@ -99,6 +99,23 @@ def test_pools_hold_the_last_rounds_of_the_cohort_and_first_the_starts_of_all(hi
     assert (pooled.bytes, pooled.rejoining) == (2 * per_client, 2 * per_client * history if history > 1 else None)
 
 
+def test_pools_of_different_histories_are_refused_with_a_cohort():
+    class Two(Scores):
+        class State(NamedTuple):
+            x: fs.Averaged[fs.Vector]
+            pool: fs.Pooled[fs.Pool]
+            other: fs.Pooled[fs.Pool]
+            mean: fs.Averaged[Any]
+            count: fs.Averaged[Any]
+
+        def init_server(self, problem, x0):
+            pool = lambda history: fs.Pool.empty(jnp.zeros((), x0.dtype), 4, history)
+            return self.State(x=x0, pool=pool(1), other=pool(2), mean=0.0, count=0.0)
+
+    with pytest.raises(ValueError, match=r"Two: with a cohort all pools need one history, not .*'pool': 1, 'other': 2"):
+        go(Two(), cohort=2)
+
+
 def test_gathered_rows_reach_the_server_with_their_ids():
     x, longest = np.zeros(3), -1
     for members in [[3, 1], [0, 2], [2, 1]]:

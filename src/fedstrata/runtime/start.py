@@ -72,6 +72,11 @@ def narrowed(setting: Setting, merged: Any, everyone: Cohort, size: int, known: 
         return Start(merged, {}, known)
     rows = select(type(merged), lambda p: p.held == "by cohort")
     empty, first = blank(setting, size), {f: newest(getattr(merged, f)) for f in pools(setting)}
+    histories = {f: pool.history for f, pool in first.items()}
+    if len({*histories.values()}) > 1:  # the first pools of all clients come and go together
+        raise ValueError(
+            f"{type(setting.algorithm).__name__}: with a cohort all pools need one history, not {histories}"
+        )
     return Start(merged._replace(**{f: getattr(empty, f) for f in rows}), first, known)
 
 
