@@ -38,9 +38,10 @@ class TrackedSCGD(NestedMethod):
     Converges to a stationary point of the globally coupled objective with constant steps, for any a and p, however
     different the clients are (with all data exactly, as far as it was tried; no proof is printed). A client's estimate
     is never overwritten by an average: the mean enters as a control variate, so that at a fixed point
-    $\hat h_k = F_{i,k}$ and $h_k = \bar F_k$. This method is ours: no paper has it. With a regulariser every step in x
-    is a proximal one, and since all clients walk along the same direction the optimum stays where it is. 2K short
-    exchanges a round; up go as many numbers as with `FedDRSCGD`, down d_0 more, for clients that were away.
+    $\hat h_k = F_{i,k}$ and $h_k = \bar F_k$. This method is ours: no paper has it. Does not stay finite
+    where a noisy estimate leaves the domain of the next level: the root of an estimated variance needs
+    `risk_averse(floor=...)`, see docs/nested.md. With a regulariser every step in x is a proximal one, and since all
+    clients walk along the same direction the optimum stays where it is. 2K short exchanges a round; up go as many numbers as with `FedDRSCGD`, down d_0 more, for clients that were away.
 
     >>> TrackedSCGD(step_size=0.01, momentum=0.05, local_steps=4).separate_samples
     False
