@@ -26,8 +26,9 @@ class TrackedBiO(LocalLowerMethod):
     Converges to a stationary point of $\sum_i p_i f_i(x, y_i(x))$ with constant steps, for any I, however different the
     clients are (with all data exactly, as far as it was tried; no proof is printed, and a truncated hypergradient moves
     the limit). A client's estimate is never overwritten by an average. This method is ours: no paper has it. Does
-    not gain on FedBiO where noise and not drift is the limit (docs/bilevel.md). With a cohort $\bar\nu$ moves by the weight of the clients that changed, so that it stays the mean over all clients,
-    $\sum_i p_i c_i = 0$, whatever the weights. Sends twice the numbers of x; y and ω stay with the client.
+    not gain on FedBiO where noise and not drift is the limit (docs/bilevel.md). With a cohort $\bar\nu$ moves by the
+    weight of the clients that changed, so that it stays the mean over all clients, $\sum_i p_i c_i = 0$, whatever the
+    weights. Sends twice the numbers of x; y and ω stay with the client.
 
     >>> TrackedBiO(step_size=0.1, lower_step_size=0.5, local_steps=5, momentum=0.1).warm_up
     0

@@ -41,7 +41,8 @@ class TrackedSCGD(NestedMethod):
     $\hat h_k = F_{i,k}$ and $h_k = \bar F_k$. This method is ours: no paper has it. Does not stay finite
     where a noisy estimate leaves the domain of the next level: the root of an estimated variance needs
     `risk_averse(floor=...)`, see docs/nested.md. With a regulariser every step in x is a proximal one, and since all
-    clients walk along the same direction the optimum stays where it is. 2K short exchanges a round; up go as many numbers as with `FedDRSCGD`, down d_0 more, for clients that were away.
+    clients walk along the same direction the optimum stays where it is. 2K short exchanges a round; up go as many
+    numbers as with `FedDRSCGD`, down d_0 more, for clients that were away.
 
     >>> TrackedSCGD(step_size=0.01, momentum=0.05, local_steps=4).separate_samples
     False
