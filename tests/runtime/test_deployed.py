@@ -69,6 +69,31 @@ def test_a_site_that_is_absent_is_an_empty_slot_of_the_cohort(name):
     assert now.after[2].round == ROUNDS - 1
 
 
+@pytest.mark.parametrize("name", ["Scaffold", "TrackedBiO"])
+def test_the_share_of_a_cohort_of_unequal_sites_is_the_simulators(name):
+    """Weighed by size, two of four a round, and one of them absent in round 1."""
+    schedule = [[0, 1], [2, 3], [1, 3], [0, 2]]
+    task, method, options = (
+        task_of(algorithm(name)),
+        algorithm(name),
+        {"params": START, "batch_size": 3, "weights": "size"},
+    )
+    plain, _, _ = rehearsal(task.problem, method, task.federation, cohort=fs.cohort.Given(schedule), **options)
+    conductor, reports = wrapped(plain, silent)
+    now = advance(conductor, ROUNDS)
+    assert any(report.missing for report in reports)
+    schedule[1] = [-1, 3]
+    given = fs.cohort.Given(schedule)
+    result = fs.run(task.problem, method, task.federation, rounds=ROUNDS, cohort=given, stationarity=False, **options)
+    assert_close(conductor.solution(now).tree, result.solution(), 1e-12)
+
+
+def test_a_pairwise_problem_weighs_its_sites_itself():
+    task = task_of(algorithm("FedX2"))
+    with pytest.raises(ValueError, match="weighs its clients itself"):
+        rehearsal(task.problem, algorithm("FedX2"), task.federation, params=START, weights="size")
+
+
 @pytest.mark.parametrize("name", ["FedX2", "AdaMFCGD", "FedMinMax"])
 def test_sites_that_wait_for_a_later_cohort_send_their_starts_too(name, tmp_path):
     """The first pool, of all sites, outlasts two rounds; the server that is restarted between them still has it."""
