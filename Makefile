@@ -8,12 +8,14 @@ FEDSTRATA_DATA ?= $(wildcard $(abspath ../shared/data))
 export FEDSTRATA_DATA
 PYTEST_WORKERS ?= 2
 
-.PHONY: help demo test test-deploy lint bench clean
+.PHONY: help demo test test-slow test-deploy lint stubs bench clean
 help:
-	@echo "make demo    train on embedded data: table and picture in out/demo (under three minutes)"
-	@echo "make test    run the tests"
+	@echo "make demo    train on embedded data: table and picture in out/demo (under a minute)"
+	@echo "make test    run the tests (about twenty minutes on two cores)"
+	@echo "make test-slow   run the tests that take long; make test and make test-slow are all of CI"
 	@echo "make test-deploy   every algorithm and every fault over real Flower (most of an hour); writes docs/deploy_log.md"
 	@echo "make lint    format check, lint and types"
+	@echo "make stubs   list the public names for editors and type checkers, after adding an algorithm"
 	@echo "make bench   run the benchmarks and write docs/benchmarks"
 
 $(READY): pyproject.toml
@@ -26,16 +28,22 @@ demo: $(READY)
 	$(BIN)/fedstrata run clinics --out out/demo --force
 
 test: $(READY)
-	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile
+	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile -m "not slow"
+
+test-slow: $(READY)
+	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile -m slow tests
 
 test-deploy: $(READY)
-	FEDSTRATA_TEST_DEPLOY=full $(BIN)/python -m pytest -n 2 --dist loadfile tests/runtime/flower --junitxml=out/deploy.xml
-	$(BIN)/python tests/deploy_log.py docs/deploy_log.md out/deploy.xml
+	FEDSTRATA_TEST_DEPLOY=full $(BIN)/python -m pytest -n 2 --dist loadfile tests/deploy/flower --junitxml=out/deploy.xml
+	$(BIN)/python tests/support/deploy_log.py docs/deploy_log.md out/deploy.xml
 
 lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright
+
+stubs: $(READY)
+	$(BIN)/python tools/stubs.py
 
 bench: $(READY)
 	$(BIN)/python benchmarks/run_all.py

@@ -15,8 +15,8 @@ import numpy as np
 import environments
 import fedstrata as fs
 import harness
+from fedstrata.core.vector import Vector
 from fedstrata.data.shard import View
-from fedstrata.vector import Vector
 
 LAM, A, B, ALPHA = 2.0, 0.3, -0.2, 0.4
 PAIR_LOSSES = {

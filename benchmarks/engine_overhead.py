@@ -11,7 +11,7 @@ import numpy as np
 
 import fedstrata as fs
 import harness
-from fedstrata.runtime.run import prepare
+from harness import prepare
 
 CLIENTS, EXAMPLES, BATCH, STEPS, ROUNDS, STEP_SIZE = 100, 600, 64, 10, 10, 0.1
 

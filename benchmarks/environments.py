@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import harness  # noqa: F401  how children share a GPU
-from fedstrata.files import cache_folder
+from fedstrata.base.files import cache_folder
 
 SCRIPTS = Path(__file__).parent / "contenders"
 CORES = os.cpu_count() or 1

@@ -13,8 +13,8 @@ import numpy as np
 import fedstrata as fs
 import harness
 from fedstrata.models import convolution
-from fedstrata.runtime.execution import choose
-from fedstrata.runtime.run import prepare
+from fedstrata.simulate.autotune import choose
+from harness import prepare
 
 WAYS = ("vmap", "map", 8)
 

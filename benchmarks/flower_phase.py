@@ -1,24 +1,23 @@
-"""CPU time that one phase costs a site: Flower with a client app that does nothing, and FedAvg's phase of ours.
+"""CPU time of one phase at a site: Flower with a client app that does nothing, and a phase of FedAvg.
 
-Both answer messages of the same size on loopback, one site, one after the other. Counted is everything at the site: the
-SuperNode, the processes that are started for every message, and those that stay. "Flower's own program" runs our
-app in the process that Flower starts by itself; `fedstrata deploy site` puts in its place one that looks whether the
-app was approved, and forks from a process that has Flower imported.
+Both answer messages of the same size on loopback, at one site, one after the other. All CPU time at the site counts:
+the SuperNode, the processes that are started for every message, and those that keep running. "Flower's program" runs
+the FedAvg app in the process that Flower starts for a message. `fedstrata deploy site` replaces that program by one
+that checks whether the app was approved, and forks from a process that has imported Flower.
 """
 
 import os
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 import harness
-from fedstrata.runtime.flower.loopback import Loopback
-from fedstrata.runtime.flower.programs import Site, environment
+from fedstrata.deploy.flower.config import SiteConfig, environment
+from fedstrata.deploy.flower.local_federation import LocalFederation
 
-FIRST, LAST, REPEATS = 3, 13, 3  # exchanges between which the clock runs
+FIRST, LAST, REPEATS = 3, 13, 3  # exchanges between which time is measured
 PROJECT = """
 [project]
 name = "{name}"
@@ -65,9 +64,9 @@ def main(grid, context):
             print("done", file=file, flush=True)
 """,
 }
-OURS = {
+FEDAVG = {
     f"{side}_app": f"""
-from fedstrata.runtime.flower.{side} import {side}_app
+from fedstrata.deploy.flower.{side}_app import {side}_app
 app = {side}_app("{{name}}.task:deployment")
 """
     for side in ("client", "server")
@@ -75,7 +74,7 @@ app = {side}_app("{{name}}.task:deployment")
     "task": """
 import numpy as np
 import fedstrata as fs
-from fedstrata.runtime.flower import Deployment
+from fedstrata.deploy.flower import Deployment
 problem = fs.Average(lambda w, example: 0.5 * (w - example["x"]) @ (w - example["x"]))
 load = lambda settings: fs.Federation.from_clients([{{"x": np.ones((20, 100), "float32")}}])
 options = {{"params": np.zeros(100, "float32"), "batch_size": 4}}
@@ -84,21 +83,21 @@ deployment = Deployment(problem, fs.FedAvg(0.1), load, {rounds}, 1, options)
 }
 
 
-class Stock(Site):
-    """A site whose client app is started as Flower does it."""
+class Stock(SiteConfig):
+    """A site whose client app is started by Flower's program."""
 
     def environment(self) -> dict[str, str]:
         return environment(self.folder / self.state)
 
 
-def cpu(flower: Loopback) -> float:
-    """Seconds that the site's processes have had so far, with those that have ended."""
+def cpu(flower: LocalFederation) -> float:
+    """CPU seconds of the site's processes so far, including those that have ended."""
     whole = {flower.processes["site"].pid}
     parents = {int(p.name): _stat(p) for p in Path("/proc").glob("[0-9]*") if _stat(p)}
     while more := {pid for pid, fields in parents.items() if int(fields[1]) in whole} - whole:
         whole |= more
-    stays = [str(flower.home / "site").encode(), b"fedstrata.runtime.flower"]  # the worker, and the one that forks
-    whole |= {pid for pid in parents if all(word in _command(pid) for word in stays)}
+    lasting = [str(flower.home / "site").encode(), b"fedstrata.deploy.flower"]  # worker and fork server
+    whole |= {pid for pid in parents if all(word in _command(pid) for word in lasting)}
     ticks = sum(sum(map(int, parents[pid][11:15])) for pid in whole if pid in parents)
     return ticks / os.sysconf("SC_CLK_TCK")
 
@@ -117,7 +116,7 @@ def _stat(entry: Path) -> list[str]:
         return []
 
 
-def phase(files: dict[str, str], name: str, kind: Any) -> float:
+def phase(files: dict[str, str], name: str, kind: type[SiteConfig]) -> float:
     """CPU seconds of one exchange."""
     with tempfile.TemporaryDirectory() as folder:
         app = Path(folder) / name
@@ -125,7 +124,7 @@ def phase(files: dict[str, str], name: str, kind: Any) -> float:
         (app / "pyproject.toml").write_text(PROJECT.format(name=name))
         for file, text in {"__init__": "", **files}.items():
             (app / name / f"{file}.py").write_text(text.format(name=name, rounds=LAST + 2))
-        flower = Loopback(app, Path(folder) / "home", {"site": {}}, secure=False)
+        flower = LocalFederation(app, Path(folder) / "home", {"site": {}}, secure=False)
         flower.sites["site"] = kind(*flower.sites["site"])
         with flower:
             process = flower.run(folder=folder)
@@ -146,19 +145,19 @@ def phase(files: dict[str, str], name: str, kind: Any) -> float:
 def main() -> None:
     kinds = {
         "Flower, an app that does nothing": (NOTHING, Stock),
-        "ours, in Flower's own program": (OURS, Stock),
-        "ours, as `fedstrata deploy site` runs it": (OURS, Site),
+        "FedAvg, in Flower's program": (FEDAVG, Stock),
+        "FedAvg, as `fedstrata deploy site` runs it": (FEDAVG, SiteConfig),
     }
     found: dict[str, list[float]] = {name: [] for name in kinds}
     for repeat in range(REPEATS):
         for number, (name, (files, kind)) in enumerate(kinds.items()):
             found[name].append(phase(files, f"app{repeat}x{number}", kind))
-    own = np.array(found["Flower, an app that does nothing"])
+    base = np.array(found["Flower, an app that does nothing"])
     rows = [
-        [name, harness.spread(1000 * np.array(times), 1), f"{np.median(1000 * (np.array(times) - own)):+.0f}"]
+        [name, harness.spread(1000 * np.array(times), 1), f"{np.median(1000 * (np.array(times) - base)):+.0f}"]
         for name, times in found.items()
     ]
-    head = ["one phase at a site", "CPU, ms: median [quartiles]", "beyond Flower's own, ms"]
+    head = ["one phase at a site", "CPU, ms: median [quartiles]", "beyond the app that does nothing, ms"]
     note = f"{(__doc__ or '').strip()}\n\nExchanges {FIRST} to {LAST} of a run, {REPEATS} runs of each in turn."
     harness.page(__file__, "A phase at a site", note + "\n\n" + harness.table(head, rows))
 

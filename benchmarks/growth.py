@@ -1,6 +1,6 @@
 """What grows with what: time of a round and memory against clients, local steps and the model's size.
 
-Target: a cohort of 100 out of 1,000,000 clients ≤ 1.2 × one out of 1,000. Scaffold keeps a control variate per client,
+Target: a cohort of 100 out of 1,000,000 clients ≤ 1.2 × one out of 1,000. SCAFFOLD keeps a control variate per client,
 FedAvg keeps nothing. Streamed: data and the clients' own state on the host. Exponents are slopes of log-log fits.
 """
 
@@ -11,7 +11,7 @@ import numpy as np
 
 import fedstrata as fs
 import harness
-from fedstrata.runtime.run import prepare
+from harness import prepare
 
 COHORT, EXAMPLES, FEATURES = 100, 4, 32
 CLIENTS, STEPS, SIZES = (100, 1_000, 10_000, 100_000, 1_000_000), (1, 3, 10, 30, 100, 300), (10, 100, 1_000, 10_000)
@@ -30,7 +30,7 @@ def program(algorithm, data, rounds, stream=False):
     options = {"rounds": 10**6, "evaluate_every": 10**6, "batch_size": 4, "cohort": COHORT, "execution": "vmap"}
     job = prepare(problem, algorithm, data, stationarity=False, stream=stream, **options)
     box = [job.begin()[0]]
-    once = {id(a): a.nbytes for a in jax.tree.leaves((job.world, box[0])) if isinstance(a, jax.Array)}
+    once = {id(a): a.nbytes for a in jax.tree.leaves((job.inputs, box[0])) if isinstance(a, jax.Array)}
     size = sum(once.values())
 
     def advance():
@@ -62,18 +62,18 @@ def main():
     data = {clients: federation(clients) for clients in CLIENTS}
     for title, algorithm, rounds, stream in (
         ("FedAvg", fs.FedAvg(0.1, 10), 20, False),
-        ("Scaffold", fs.Scaffold(0.1, 10), 20, False),
-        ("Scaffold, streamed", fs.Scaffold(0.1, 10), 20, True),
+        ("SCAFFOLD", fs.SCAFFOLD(0.1, 10), 20, False),
+        ("SCAFFOLD, streamed", fs.SCAFFOLD(0.1, 10), 20, True),
     ):
         make = lambda n, a=algorithm, r=rounds, s=stream: program(a, data[n], r, s)
         times, sizes = series(CLIENTS, make, repeats)
         found["clients", title] = ({n: t / rounds for n, t in times.items()}, sizes)
-    make = lambda steps: program(fs.Scaffold(0.1, steps), data[1_000], 10)
+    make = lambda steps: program(fs.SCAFFOLD(0.1, steps), data[1_000], 10)
     times, sizes = series(STEPS, make, repeats)
-    found["local steps", "Scaffold"] = ({n: t / 10 for n, t in times.items()}, sizes)
-    make = lambda size: program(fs.Scaffold(0.1, 10), federation(1_000, size), 2)
+    found["local steps", "SCAFFOLD"] = ({n: t / 10 for n, t in times.items()}, sizes)
+    make = lambda size: program(fs.SCAFFOLD(0.1, 10), federation(1_000, size), 2)
     times, sizes = series(SIZES, make, repeats)
-    found["parameters", "Scaffold"] = (
+    found["parameters", "SCAFFOLD"] = (
         {10 * (n + 1): t / 2 for n, t in times.items()},
         {10 * (n + 1): b for n, b in sizes.items()},
     )
@@ -83,7 +83,7 @@ def main():
             rows.append([title, f"{value:,} {axis}", harness.spread(t), f"{sizes[value] / 1e6:,.1f} MB"])
         slopes = [f"**time ∝ n^{exponent(times):.2f}**", f"**memory ∝ n^{exponent(sizes):.2f}**"]
         rows.append([f"**{title}**", f"**in {axis}**", *slopes])
-    times = {title: found["clients", title][0] for title in ("FedAvg", "Scaffold", "Scaffold, streamed")}
+    times = {title: found["clients", title][0] for title in ("FedAvg", "SCAFFOLD", "SCAFFOLD, streamed")}
     more = [f"{title} {harness.ratio(t[1_000], t[1_000_000])[0]:.2f}" for title, t in times.items()]
     head = ["algorithm", "with", "ms per round: median [quartiles]", "kept on the device"]
     note = (

@@ -11,12 +11,21 @@ from typing import Any
 import jax
 import numpy as np
 
+from fedstrata.simulate import run
+from fedstrata.simulate.executable import Executable
+from fedstrata.simulate.options import RunOptions
+
 # Benchmarks start programs that live side by side: none may take most of a GPU's memory from the others, which is what
 # JAX does at its start. Set here, which every benchmark imports, it is inherited by all that they start.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 PAGES = Path(__file__).parents[1] / "docs" / "benchmarks"
 IMAGES = PAGES.parent / "images"
+
+
+def prepare(problem: Any, algorithm: Any, federation: Any, **options: Any) -> Executable:
+    """What `fs.run` would run with these options, to be advanced by hand."""
+    return run.prepare(problem, algorithm, federation, RunOptions(**options))
 
 
 def seconds(function: Callable[[], Any]) -> float:

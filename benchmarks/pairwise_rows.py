@@ -7,7 +7,7 @@ import numpy as np
 
 import fedstrata as fs
 import harness
-from fedstrata.runtime.run import prepare
+from harness import prepare
 
 CLIENTS, FEATURES, STEPS, ROUNDS = 100, 50, 32, 2
 

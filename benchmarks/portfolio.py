@@ -14,7 +14,7 @@ import numpy as np
 
 import fedstrata as fs
 import harness
-from fedstrata.runtime.run import prepare
+from harness import prepare
 
 WORKERS, DAYS, ASSETS, LOCAL, ROUNDS = 8, 1722, 100, 4, 500
 STEP, A, EPS = 1e-3, 0.05, 0.05

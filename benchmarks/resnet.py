@@ -15,7 +15,7 @@ import optax
 import fedstrata as fs
 import harness
 from fedstrata.models import norm
-from fedstrata.runtime.run import prepare
+from harness import prepare
 
 EXAMPLES = 256  # of each kind that a client has
 

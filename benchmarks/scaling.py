@@ -22,8 +22,8 @@ def child(repeats):
     import jax
 
     import fedstrata as fs
-    from fedstrata.runtime import processes
-    from fedstrata.runtime.run import prepare
+    from fedstrata.simulate import multiprocess as processes
+    from harness import prepare
 
     if processes.COORDINATOR in os.environ:
         processes.join()
@@ -34,7 +34,7 @@ def child(repeats):
     data = fs.Federation.from_offsets({"x": x, "y": y}, np.arange(clients + 1) * 64)
     problem = fs.Average(fs.losses.Classification(fs.models.MLP((784, 32, 10))))
     options = {"rounds": 10**6, "evaluate_every": 10**6, "batch_size": 32, "stationarity": False, "execution": "vmap"}
-    job = prepare(problem, fs.Scaffold(0.1, 10), data, mesh="all", **options)
+    job = prepare(problem, fs.SCAFFOLD(0.1, 10), data, mesh="all", **options)
     box = [job.begin()[0]]
 
     def advance():
@@ -82,7 +82,7 @@ def main():
         rows.append([title, devices * processes * PER_DEVICE, harness.spread(times), f"{share:.2f}"])
     head = ["where", "clients", "ms per round: median [quartiles]", "time per client, one device = 1"]
     note = (
-        f"Scaffold, MLP 784-32-10, {PER_DEVICE} clients a device, 10 local steps, batch 32. With {os.cpu_count()} "
+        f"SCAFFOLD, MLP 784-32-10, {PER_DEVICE} clients a device, 10 local steps, batch 32. With {os.cpu_count()} "
         "cores one device uses all of them, so that time grows with the clients however they are spread: 1.00 in the "
         "last column says that spreading costs nothing."
     )

@@ -10,7 +10,7 @@ import numpy as np
 
 import harness
 
-COMMAND = ["run", "digits", "--algorithm", "Scaffold", "--rounds", "20", "--quiet", "--force"]
+COMMAND = ["run", "digits", "--algorithm", "SCAFFOLD", "--rounds", "20", "--quiet", "--force"]
 # The same run from Python, with the cache that the command line switches on: it knows how long it compiled.
 CODE = """
 import fedstrata as fs
@@ -19,13 +19,13 @@ from fedstrata.experiments import get
 configure(cache=True)
 setup = get("digits").build()
 options = dict(rounds=20, batch_size=16, seeds=3, evaluate_every=1)
-print(fs.run(setup.problem, fs.Scaffold(0.3, 10), setup.federation, **options).compile_seconds)
+print(fs.run(setup.problem, fs.SCAFFOLD(0.3, 10), setup.federation, **options).compile_seconds)
 """
 
 
 def command(cache: str, out: str) -> float:
     began = time.perf_counter()
-    arguments = [sys.executable, "-m", "fedstrata.cli", *COMMAND, "--out", out]
+    arguments = [sys.executable, "-m", "fedstrata.cli.main", *COMMAND, "--out", out]
     subprocess.run(arguments, env={**os.environ, "FEDSTRATA_CACHE": cache}, check=True, capture_output=True)
     return time.perf_counter() - began
 

@@ -10,7 +10,7 @@ import numpy as np
 
 import fedstrata as fs
 import harness
-from fedstrata.runtime.run import prepare
+from harness import prepare
 
 STEPS = {"step_size": [0.003, 0.01, 0.03, 0.1]}
 

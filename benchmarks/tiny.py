@@ -8,8 +8,8 @@ import numpy as np
 
 import fedstrata as fs
 import harness
-from fedstrata.runtime.job import _advance
-from fedstrata.runtime.run import prepare
+from fedstrata.simulate.executable import _advance
+from harness import prepare
 
 ROUNDS, EXAMPLES = 40, 200
 
@@ -42,7 +42,7 @@ def jobs():
     ]:
         title = f"FedAvg, {parameters:,} parameters, {clients} clients, batch {batch}, {runs} runs"
         yield title, squares(fs.FedAvg(1e-4, 10), parameters, clients, batch, runs)
-    yield "Scaffold, 100 parameters, 20 clients, batch 16, 1 runs", squares(fs.Scaffold(1e-4, 10), 100, 20, 16)
+    yield "SCAFFOLD, 100 parameters, 20 clients, batch 16, 1 runs", squares(fs.SCAFFOLD(1e-4, 10), 100, 20, 16)
     whole = squares(fs.FedAvg(1e-4, 1), 20, 80, "all", every=1)
     yield "FedAvg, 20 parameters, 80 clients, batch all, 1 step, evaluated every round", whole
 
@@ -50,11 +50,11 @@ def jobs():
 def main():
     rows = []
     for title, job in jobs():
-        carry, fixed = job.begin()[0], job._fixed(0, ROUNDS)
-        program = lambda tiny, fixed=fixed, carry=carry: lambda: _advance[tiny, False](fixed, carry)
+        carry, given = job.begin()[0], (job.runs, job._segment(0, ROUNDS), None)
+        program = lambda tiny, given=given, carry=carry: lambda: _advance[tiny, False](given, carry)
         took = harness.interleaved({"as ever": program(False), "for little": program(True)}, repeats=9)
         middle, low, high = harness.ratio(took["for little"], took["as ever"])
-        numbers = sum(a.size for a in jax.tree.leaves(job.x0)) * job.world.selection.size(job.world.clients)
+        numbers = sum(a.size for a in jax.tree.leaves(job.runs.x0)) * job.context.cohort_size
         spreads = [harness.spread(times / ROUNDS, unit=1e6) for times in took.values()]
         chosen = "for little work" if job.tiny else "as ever"
         rows.append([title, f"{numbers:,}", *spreads, f"{middle:.2f} [{low:.2f}, {high:.2f}]", chosen])

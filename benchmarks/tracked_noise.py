@@ -12,7 +12,7 @@ import numpy as np
 import fedstrata as fs
 import harness
 from fedstrata.experiments.bilevel import build
-from fedstrata.runtime.result import DivergenceWarning
+from fedstrata.simulate.result import DivergenceWarning
 
 STEPS = [0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0]
 SCORED = 0.5  # the part of a run, at its end, over which the objective is averaged

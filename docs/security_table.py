@@ -1,12 +1,12 @@
-"""Writes the table of docs/security.md: what each algorithm reveals, read from its placements."""
+"""Writes the table of docs/guides/security.md: what each algorithm reveals, read from its placements."""
 
 from pathlib import Path
 
 import fedstrata as fs
-from fedstrata.algorithm import Algorithm
-from fedstrata.placement import placements
+from fedstrata.core.algorithm import Algorithm
+from fedstrata.core.placement import placements
 
-PAGE = Path(__file__).with_name("security.md")
+PAGE = Path(__file__).parent / "guides" / "security.md"
 BEGIN, END = "<!-- from docs/security_table.py -->\n", "<!-- end -->\n"
 
 

@@ -1,6 +1,7 @@
 """The whole suite runs in float64, without implicit dtype or rank promotion."""
 
 import atexit
+import gc
 import itertools
 import os
 import shutil
@@ -31,6 +32,33 @@ jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+_MEMORY = 1.5e9  # bytes of a worker above which it forgets its programs between two files
+
+
+@pytest.fixture(autouse=True, scope="module")
+def bounded_memory():
+    """Forget compiled programs between files: a later file shares few of them, and workers would grow without bound."""
+    yield
+    forget_programs()
+
+
+@pytest.fixture(scope="session")
+def forget():
+    """For files with many programs: a function that forgets them where they have become many."""
+    return forget_programs
+
+
+def forget_programs() -> None:
+    try:
+        with open("/proc/self/statm") as pages:
+            resident = int(pages.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:  # not Linux
+        return
+    if resident > _MEMORY:
+        jax.clear_caches()
+        gc.collect()
 
 
 _MAPS = 45_000  # every compiled program holds a few memory maps, and Linux allows a process 65,530 of them

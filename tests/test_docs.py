@@ -10,17 +10,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from references import least_squares
 
 import fedstrata as fs
-from references import least_squares
 
 ROOT = Path(__file__).parents[1]
 
 
 PAGES = (
     "README.md",
-    *(f"docs/{name}.md" for name in ("regularized", "nested", "bilevel", "pairwise", "scale", "deploy")),
+    *(f"docs/guides/{name}.md" for name in ("regularized", "nested", "bilevel", "pairwise", "scale", "deploy")),
 )
+CONCEPTS = sorted((ROOT / "docs" / "concepts").glob("*.md"))
+LAYERS = ("engine", "simulate", "deploy")
 RUNNER = """
 import json, sys, traceback
 from pathlib import Path
@@ -41,18 +43,20 @@ def code_of(page):
 
 @pytest.fixture(scope="module")
 def failures(tmp_path_factory):
-    """What went wrong on which page, all of them run in one process, each with names of its own.
+    """Tracebacks by page. All pages run in one process, each in its own namespace.
 
-    Not in this process: users have float32 and JAX's usual promotion (only compiling is as fast as in tests).
+    A separate process, because users have float32 and JAX's usual promotion. Only compilation is as fast as in tests.
     """
     folder = tmp_path_factory.mktemp("pages")
     pages = json.dumps({page: "\n".join(code_of(page)) for page in PAGES})
-    environment = {**os.environ, "MPLBACKEND": "Agg"}
-    told = [sys.executable, "-c", RUNNER, str(folder / "failed.json")]
-    subprocess.run(told, input=pages, text=True, check=True, cwd=folder, env=environment)
+    # This checkout, also where another one is installed.
+    environment = {**os.environ, "MPLBACKEND": "Agg", "PYTHONPATH": str(ROOT / "src")}
+    command = [sys.executable, "-c", RUNNER, str(folder / "failed.json")]
+    subprocess.run(command, input=pages, text=True, check=True, cwd=folder, env=environment)
     return json.loads((folder / "failed.json").read_text())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES)
 def test_the_code_of_the_pages_runs(page, failures):
     assert code_of(page)
@@ -69,10 +73,10 @@ def script(name):
     return module
 
 
-def test_the_page_on_security_says_what_placements_say():
-    """`python docs/security_table.py` writes it anew."""
+def test_the_table_of_the_security_guide_follows_from_placements():
+    """`python docs/security_table.py` regenerates it."""
     found = script("security_table")
-    page = (ROOT / "docs" / "security.md").read_text()
+    page = found.PAGE.read_text()
     assert found.with_table(page) == page
 
 
@@ -101,3 +105,39 @@ def test_links_between_documents_lead_somewhere():
     for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]:
         for target in re.findall(r"\]\((?!https?:)([^)#]+)[^)]*\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_links_to_sections_lead_to_headings():
+    for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]:
+        for target, section in re.findall(r"\]\((?!https?:)([^)#]*)#([^)]+)\)", page.read_text()):
+            text = (page.parent / target).read_text() if target else page.read_text()
+            headings = [
+                re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in re.findall(r"^#+ (.*)$", text, re.M)
+            ]
+            assert section in headings, f"{page.name} links to {target}#{section}"
+
+
+@pytest.mark.parametrize("page", CONCEPTS, ids=lambda page: page.stem)
+def test_a_page_of_concepts_is_short(page):
+    assert len(page.read_text().split()) <= 900
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_concepts_name_every_module_of_a_layer(layer):
+    folder, text = ROOT / "src" / "fedstrata" / layer, "\n".join(page.read_text() for page in CONCEPTS)
+    modules = [path.name for path in folder.glob("*.py") if path.name != "__init__.py"]
+    assert modules
+    assert [name for name in modules if f"{name}`" not in text] == []
+
+
+def test_modules_that_pages_name_exist():
+    places = [ROOT, ROOT / "src", *(ROOT / "src" / "fedstrata").glob("**/")]
+    for page in [
+        ROOT / "README.md",
+        ROOT / "CONTRIBUTING.md",
+        *ROOT.glob("docs/concepts/*.md"),
+        *ROOT.glob("docs/guides/*.md"),
+    ]:
+        for name in re.findall(r"`((?:[a-z_]+/)*[a-z_]+\.py)\b", page.read_text()):
+            own = name == "hospitals/task.py"  # a file of the reader's app
+            assert own or any((place / name).exists() for place in places), f"{page.name} names {name}"

@@ -9,21 +9,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import CASES, START, TASK, task_of
+from layouts import prepare
 
 import fedstrata as fs
-from cases import CASES, START, TASK, task_of
-from fedstrata.algorithm import reals
 from fedstrata.algorithms import known
-from fedstrata.directions import column
-from fedstrata.placement import field_of, part, placements
-from fedstrata.runtime.evaluate import modes_of
-from fedstrata.runtime.job import Job
-from fedstrata.runtime.records import OWN
-from fedstrata.runtime.rehearsal import advance, rehearsal
-from fedstrata.runtime.run import prepare, recorded
-from fedstrata.runtime.simulate import cohort_at
-from fedstrata.transport.codec import message, payload_bytes
-from fedstrata.transport.ledger import exchanges
+from fedstrata.base.directions import column
+from fedstrata.core.hyperparameters import reals
+from fedstrata.core.placement import field_of, part, placements
+from fedstrata.deploy.in_process import advance, in_process_run
+from fedstrata.engine.codec import message, payload_bytes
+from fedstrata.engine.exchange import exchanges
+from fedstrata.simulate.evaluate import modes_of
+from fedstrata.simulate.executable import Executable
+from fedstrata.simulate.records import OWN
+from fedstrata.simulate.run import recorded
 
 ROUNDS = 6
 BIB = Path(__file__).parents[1] / "docs" / "papers.bib"
@@ -31,10 +31,13 @@ BIB = Path(__file__).parents[1] / "docs" / "papers.bib"
 
 # A module's parameter, so that all checks of an algorithm follow each other and share its compiled programs.
 @pytest.fixture(params=sorted(known()), scope="module")
-def case(request):
+def case(request, forget):
     if request.param not in CASES:
-        pytest.fail(f"{request.param} has no entry in tests/cases.py: give it hyper-parameters and what theory says")
-    return CASES[request.param]
+        pytest.fail(
+            f"{request.param} has no entry in tests/support/cases.py: give it hyper-parameters and what theory says"
+        )
+    yield CASES[request.param]
+    forget()
 
 
 # Without the exact gradient, which is half of what there is to compile; the tests that want it ask for it.
@@ -48,7 +51,7 @@ PLAIN = {
 }
 
 
-def job(algorithm, **options) -> Job:
+def job(algorithm, **options) -> Executable:
     task = task_of(algorithm)
     return prepare(task.problem, algorithm, task.federation, **{**PLAIN, **options})
 
@@ -103,6 +106,7 @@ def test_one_client_and_one_step_is_the_centralised_method(case):
     np.testing.assert_allclose(result.solution(), case.one_step(START, gradient), rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_the_order_of_clients_changes_nothing(case):
     order = [2, 0, 3, 1]
     plain = run(case.algorithm, batch_size="all", stationarity=True)
@@ -123,6 +127,7 @@ def pool_rounds(algorithm):
     return getattr(algorithm, "history", 0)
 
 
+@pytest.mark.slow
 def test_the_ledger_counts_the_encoded_messages(case, swept):
     (options, result), algorithm = swept, case.algorithm
     cohort = options["cohort"]
@@ -132,22 +137,22 @@ def test_the_ledger_counts_the_encoded_messages(case, swept):
     problem = task_of(algorithm).problem
     state = algorithm.init_server(problem, fs.Vector(jnp.asarray(START)))
     up = down = 0
-    phases = algorithm.phases(problem)
-    for phase, plan in zip(phases, exchanges(algorithm, phases), strict=True):
-        up += phase.repeat * payload_bytes(message({f: part(state, f) for f in plan.sends}))
-        union = {f: [part(state, f)] * (cohort if places == "Pooled" else 1) for f, places in _placed(state, plan)}
-        down += phase.repeat * sum(payload_bytes(message({f: v})) for f, vs in union.items() for v in vs)
+    for exchange in exchanges(algorithm, problem):
+        up += exchange.repeat * payload_bytes(message({f: part(state, f) for f in exchange.sends}))
+        union = {f: [part(state, f)] * (cohort if place == "Pooled" else 1) for f, place in _placed(state, exchange)}
+        down += exchange.repeat * sum(payload_bytes(message({f: v})) for f, vs in union.items() for v in vs)
     assert (result.ledger.up, result.ledger.down) == (up, down)
     assert np.all(result.history.last("bytes_up") == up * cohort * ROUNDS)
     each, more = result.ledger.total("down", rejoining=True), result.ledger.more_at_first * pool_rounds(algorithm)
     assert np.all(result.history.last("bytes_down") == (each * ROUNDS + more) * cohort)
 
 
-def _placed(state, plan):
+def _placed(state, exchange):
     places = placements(type(state))
-    return [(f, places[field_of(f)].name) for f in plan.receives]
+    return [(f, places[field_of(f)].name) for f in exchange.receives]
 
 
+@pytest.mark.slow
 def test_later_rounds_and_other_values_do_not_recompile(case, swept):
     options, events = swept[0], []
     jax.monitoring.register_event_duration_secs_listener(lambda name, *_, **__: events.append(name))
@@ -168,6 +173,7 @@ def test_later_rounds_and_other_values_do_not_recompile(case, swept):
         jax.monitoring.clear_event_listeners()
 
 
+@pytest.mark.slow
 def test_how_a_run_is_cut_into_segments_changes_no_bit(case, swept):
     whole, parts = job(case.algorithm, **swept[0]), job(case.algorithm, **swept[0])
     carry = whole.begin()[0]
@@ -177,12 +183,13 @@ def test_how_a_run_is_cut_into_segments_changes_no_bit(case, swept):
     assert_equal(once, carry)
 
 
+@pytest.mark.slow
 def test_absent_clients_are_untouched(case, swept):
     this = job(case.algorithm, **swept[0])
     start = this.begin()[0]
-    here = cohort_at(this.world, case.algorithm, this.keys[0], jnp.array(0), jnp.float64).ids
+    here = this.runs.first_context().cohort(this.runs.keys[0], jnp.array(0)).ids
     gone = [i for i in range(TASK.federation.clients) if i not in np.asarray(here)]
-    if this.world.clients == 1:
+    if this.context.clients == 1:
         return  # everything is in one place
     assert len(gone) == 1
     absent = lambda local: {
@@ -195,6 +202,7 @@ class Killed(Exception):
     pass
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_resumes_to_the_bit(case, swept, tmp_path):
     def kill(round, row):
         if round == 3:
@@ -209,6 +217,7 @@ def test_a_run_that_was_killed_resumes_to_the_bit(case, swept, tmp_path):
     assert whole.history == resumed.history
 
 
+@pytest.mark.slow
 def test_seeds_values_and_chunks_in_one_program_equal_single_runs_over_devices(case, swept):
     # Four clients on three devices: one place stays empty, and a cohort is never shared out evenly.
     options, together = swept
@@ -222,16 +231,17 @@ def test_seeds_values_and_chunks_in_one_program_equal_single_runs_over_devices(c
         assert_close(ends, jax.tree.map(lambda a: a[0], (alone.local, alone.state)))
 
 
-def test_sites_that_only_exchange_letters_follow_the_simulation(case, swept):
+@pytest.mark.slow
+def test_sites_that_only_exchange_messages_follow_the_simulation(case, swept):
     if case.algorithm.centralised:
         return
     task, rounds, (options, _) = task_of(case.algorithm), 3, swept
     simulated = run(case.algorithm, **{**options, "rounds": rounds})
     given = {"params": START, "batch_size": 3, "cohort": 3}
-    conductor, sites, traffic = rehearsal(task.problem, case.algorithm, task.federation, seed=5, **given)
-    now = advance(conductor, rounds)
+    server, sites, traffic = in_process_run(task.problem, case.algorithm, task.federation, seed=5, **given)
+    now = advance(server, rounds)
     ((name, values),) = options["sweep"].items()
-    assert_close(conductor.solution(now).tree, simulated.solution(**{name: values[0]}, seed=5), rtol=1e-12)
+    assert_close(server.solution(now).tree, simulated.solution(**{name: values[0]}, seed=5), rtol=1e-12)
     for site in sites:
         held = site.fields(now.after[site.number])
         for field, value in simulated.local.items():
@@ -250,7 +260,8 @@ def test_sites_that_only_exchange_letters_follow_the_simulation(case, swept):
 
 
 # One of each kind of state: chunks are cut below what an algorithm can see.
-@pytest.mark.parametrize("case", ["Scaffold", "TrackedX"], indirect=True)
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["SCAFFOLD", "TrackedX"], indirect=True)
 def test_chunks_that_do_not_come_out_even_equal_clients_at_once(case):
     chunks, at_once = (run(case.algorithm, cohort=3, execution=execution) for execution in (2, "vmap"))
     assert_close((chunks.solution(), chunks.local), (at_once.solution(), at_once.local))

@@ -8,7 +8,8 @@ import numpy as np
 import fedstrata as fs
 from fedstrata.models.base import Model
 from fedstrata.models.convolution import convolve
-from fedstrata.runtime.run import prepare
+from fedstrata.simulate.options import RunOptions
+from fedstrata.simulate.run import prepare
 
 LONG = 10**6  # rounds
 
@@ -56,22 +57,24 @@ class Prepared(child.Rounds):
             self.problem,
             fs.FedAvg(job["step_size"], job["steps"]),
             federation,
-            rounds=LONG,
-            params=start,
-            batch_size=job["batch"],
-            sampling=job.get("sampling", "replacement"),
-            cohort=job.get("cohort"),
-            evaluate_every=self.every if recorded else LONG,
-            stationarity=False,
-            execution=job.get("execution", "auto"),
+            RunOptions(
+                rounds=LONG,
+                params=start,
+                batch_size=job["batch"],
+                sampling=job.get("sampling", "replacement"),
+                cohort=job.get("cohort"),
+                evaluate_every=self.every if recorded else LONG,
+                stationarity=False,
+                execution=job.get("execution", "auto"),
+            ),
         )
         self.carry, self.done = self.work.begin()[0], 0
         self.pieces = not recorded
-        measure = lambda x: self.problem.evaluate_split(x, self.work.world.full, "test")
+        measure = lambda x: self.problem.evaluate_split(x, self.work.inputs.full, "test")
         self.measure = jax.jit(lambda carry: measure(jax.tree.map(lambda a: a[0], self.work.solutions(carry))))
         device = jax.devices()[0]
         where = f"XLA's threads on {child.CORES} cores" if device.platform == "cpu" else device.device_kind
-        self.note = f"{child.versions('fedstrata', 'jax')}; {where}; clients by {self.work.plan.execution}"
+        self.note = f"{child.versions('fedstrata', 'jax')}; {where}; clients by {self.work.context.execution}"
 
     def advance(self, rounds):
         last = self.done + rounds

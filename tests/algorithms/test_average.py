@@ -1,15 +1,20 @@
 """FedAvg and its relatives: identities between them, closed forms, and what partial participation does."""
 
 import dataclasses
+import re
+import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from references import least_squares, local_sgd
 
 import fedstrata as fs
-from references import least_squares, local_sgd
+from fedstrata.algorithms import known
+from fedstrata.base.plugins import from_path
 
 TASK = least_squares(clients=5, dimension=4, seed=3)
 START = np.array([0.5, -1.0, 0.0, 2.0])
@@ -85,7 +90,7 @@ def test_scaffold_follows_its_listing_under_partial_participation():
             own[i] = new
         x, c = x + server * np.mean(moved, axis=0), c + len(members) / N * np.mean(changed, axis=0)
         np.testing.assert_allclose(c, own.mean(0), atol=1e-12)  # the invariant that the docstring promises
-    result = run(fs.Scaffold(eta, steps, server), batch_size="all", cohort=fs.cohort.Given(schedule))
+    result = run(fs.SCAFFOLD(eta, steps, server), batch_size="all", cohort=fs.participation.Given(schedule))
     np.testing.assert_allclose(result.solution(), x, rtol=1e-11)
     np.testing.assert_allclose(result.local["c_i"].tree[0], own, rtol=1e-9, atol=1e-12)
     np.testing.assert_allclose(result.state.c.tree[0], own.mean(0), atol=1e-12)
@@ -93,7 +98,7 @@ def test_scaffold_follows_its_listing_under_partial_participation():
 
 def test_scaffold_reaches_the_optimum_where_fedavg_does_not():
     far = lambda algorithm: np.linalg.norm(run(algorithm, rounds=1500, batch_size="all").solution() - TASK.optimum())
-    assert far(fs.Scaffold(0.05, 5)) < 1e-10
+    assert far(fs.SCAFFOLD(0.05, 5)) < 1e-10
     assert far(fs.FedAvg(0.05, 5)) > 1e-3
 
 
@@ -177,3 +182,75 @@ def test_hyper_parameters_out_of_range_are_refused():
     with pytest.raises(TypeError, match="step_size = 'fast' must be a number"):
         fs.FedAvg(step_size="fast")
     assert dataclasses.replace(fs.FedProx(0.1), mu=0.0).mu == 0.0
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: fs.FedAvg(stepsize=0.1), r"FedAvg has no hyper-parameter 'stepsize'; did you mean step_size\?"),
+        (lambda: fs.FedProx(0.1, my=0.1), r"FedProx has no hyper-parameter 'my'; did you mean mu\?"),
+        (lambda: fs.FedAvg(0.1, zzz=1), r"FedAvg has no hyper-parameter 'zzz'; It has: step_size, local_steps\."),
+        (lambda: fs.FedAdam(0.1, optimizer=optax.sgd), r"FedAdam has no hyper-parameter 'optimizer'.*beta1"),
+        (lambda: fs.FedAvg(), r"FedAvg needs step_size: give FedAvg\(step_size=\.\.\.\)"),
+        (lambda: fs.FedAvg(local_steps=5), "FedAvg needs step_size"),
+        (lambda: fs.FedAvg(0.1, 5, 0.9), "FedAvg takes 2 hyper-parameters, not 3: step_size, local_steps"),
+    ],
+)
+def test_wrong_arguments_are_answered_with_the_right_ones(make, words):
+    with pytest.raises(TypeError, match=words):
+        make()
+
+
+@pytest.mark.parametrize("steps", [0, -1, 1.0, True, "3", None])
+def test_local_steps_are_a_whole_number_of_at_least_one(steps):
+    for kind in (fs.FedAvg, fs.FedAdam, fs.SCAFFOLD, fs.CentralSGD):
+        with pytest.raises(ValueError, match=f"{kind.__name__}: local_steps = .* must be a whole number >= 1"):
+            kind(step_size=0.1, local_steps=steps)
+
+
+def test_an_optimizer_is_a_function_of_its_learning_rate():
+    with pytest.raises(TypeError, match="FedOpt: optimizer = 'adam' must be a function"):
+        fs.FedOpt(0.1, optimizer="adam")
+
+
+GUIDE = Path(__file__).parents[2] / "docs"
+
+
+@pytest.fixture
+def outside(tmp_path, monkeypatch):
+    """A folder on the path that holds the guide's package `mylab`, and what an installer would write about it."""
+    guide = (GUIDE / "add_an_algorithm.md").read_text()
+    pages = dict(re.findall(r"`(mylab/[\w.]+)`:?\n+```python\n(.*?)```", guide, re.S))
+    assert list(pages) == ["mylab/momentum.py"]
+    (tmp_path / "mylab").mkdir()
+    (tmp_path / "mylab" / "__init__.py").touch()
+    for path, text in pages.items():
+        (tmp_path / path).write_text(text)
+    (entry,) = re.findall(r'entry-points\."(fedstrata\.\w+)"\]\n(\w+) = "(.*?)"', guide)
+    about = tmp_path / "mylab-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: mylab\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text("[{}]\n{} = {}\n".format(*entry))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield tmp_path
+    for name in [name for name in sys.modules if name.partition(".")[0] == "mylab"]:
+        del sys.modules[name]
+
+
+def test_the_guides_algorithm_in_an_outside_file_runs(outside):
+    """Both ways to it give the same class: its path, and the entry point of an installed package."""
+    words = re.search(r"--algorithm (\S+:\S+)", (GUIDE / "add_an_algorithm.md").read_text())
+    assert words
+    kind = from_path(words[1])
+    assert known()[kind.__name__] is kind
+    assert getattr(fs.algorithms, kind.__name__) is kind
+    same(kind(0.05, 4, momentum=0.0), fs.FedAvg(0.05, 4), cohort=3)
+    # With one client and one step it is the heavy ball: v ← βv − η∇f(x), x ← x + v.
+    x, v = START, np.zeros(4)
+    for _ in range(5):
+        v = 0.9 * v - 0.05 * TASK.gradient(1, x)
+        x = x + v
+    alone = TASK.federation.select([1])
+    found = fs.run(TASK.problem, kind(0.05), alone, rounds=5, params=START, batch_size="all", stationarity=False)
+    np.testing.assert_allclose(found.solution(), x, rtol=1e-12)

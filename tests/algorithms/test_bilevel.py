@@ -1,16 +1,17 @@
 """FedBiO, FedBiOAcc, its repair and TrackedBiO: listings, identities, limits, messages, refusals."""
 
+import bilevel_references as plain
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
-import bilevel_references as plain
-import fedstrata as fs
 from bilevel_references import STREAMS, indices, quadratic
-from fedstrata import hypergradients
-from fedstrata.algorithms.bilevel import AnchoredBiOAcc, FedBiO, FedBiOAcc, TrackedBiO
+from layouts import prepare
+
+import fedstrata as fs
+from fedstrata.algorithms.bilevel import AnchoredBiOAcc, FedBiO, FedBiOAcc, TrackedBiO, theory
 from fedstrata.algorithms.nested import CouplingWarning
-from fedstrata.runtime.run import prepare
+from fedstrata.core.hyperparameters import hyperparameters
+from fedstrata.problems import hypergradients
 
 ETA, GAMMA = 0.05, 0.2
 ROUNDS, STEPS, CLIENTS, ROWS = 5, 3, 3, 5
@@ -81,6 +82,7 @@ def test_printed_test_of_the_averaging_makes_the_first_round_shorter():
 ALIKE = quadratic(clients=4, rows=1, spread=0.0)
 
 
+@pytest.mark.slow
 def test_clients_alike_reach_the_optimum():
     for steps in (1, 5):
         assert np.abs(end(ALIKE, FedBiO(ETA, GAMMA, steps), 4000 // steps) - ALIKE.optimum()).max() < 1e-12
@@ -108,6 +110,7 @@ def errors(task, steps):
     return lambda method: np.abs(end(task, method, 6000 // steps) - task.optimum()).max()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", DIFFERENT, ids=["1", "2"])
 def test_where_methods_end_when_clients_differ(task):
     steps = 5
@@ -144,6 +147,7 @@ def test_tracking_survives_cohorts():
     assert np.abs(found - task.optimum()).max() < 1e-9
 
 
+@pytest.mark.slow
 def test_a_truncated_series_moves_the_limit():
     error = lambda terms: np.abs(
         end(ALIKE, FedBiO(ETA, GAMMA, 2, hypergradients.Neumann(0.2, terms)), 1500) - ALIKE.optimum()
@@ -233,7 +237,7 @@ def test_samples_of_a_step_are_counted():
 
 def test_theory_keeps_its_conditions():
     mu, L, L_h, steps = 0.7, 2.0, 3.0, 4
-    method = FedBiO.theory(steps=1000, local_steps=steps, mu=mu, smoothness=L, h_smoothness=L_h)
+    method = theory.fedbio(steps=1000, local_steps=steps, mu=mu, smoothness=L, h_smoothness=L_h)
     delta = method.step_size * 1000 ** (1 / 3)
     q, gamma = 1 - mu * method.lower_step_size / 2, method.lower_step_size
     q1, bar = 1 + mu * gamma / 4, 1 + 4 / (mu * gamma)
@@ -245,15 +249,21 @@ def test_theory_keeps_its_conditions():
     ]
     assert delta == pytest.approx(min(bounds), rel=1e-12)
     with pytest.raises(ValueError, match="between 0 and 1/L"):
-        FedBiO.theory(steps=10, local_steps=1, mu=1.0, smoothness=2.0, h_smoothness=1.0, lower_step_size=0.6)
+        theory.fedbio(steps=10, local_steps=1, mu=1.0, smoothness=2.0, h_smoothness=1.0, lower_step_size=0.6)
 
-    acc = FedBiOAcc.theory(clients=8, sigma=0.5, mu=mu, smoothness=L, h_smoothness=L_h, rho=1.0, local_steps=steps)
+    acc = theory.fedbioacc(clients=8, sigma=0.5, mu=mu, smoothness=L, h_smoothness=L_h, rho=1.0, local_steps=steps)
     assert acc.delta == pytest.approx(8 ** (2 / 3) * 0.5 ** (2 / 3) / L_h)
     assert acc.momentum * acc.alpha(1.0) ** 2 < 1
     assert acc.offset >= 16**3 * steps**3 * 8**2 * 0.5**2
     assert 1 / acc.lower_step_size > max(1 / mu, 6 * L_h)
     assert 1 / acc.step_size > 240 * L_h**2 / (mu * acc.lower_step_size)
     acc.check(NOISY.problem)
+    given = {"clients": 8, "sigma": 0.5, "mu": mu, "smoothness": L, "h_smoothness": L_h, "rho": 1.0}
+    anchored = theory.fedbioacc(**given, local_steps=steps, method=AnchoredBiOAcc)
+    assert isinstance(anchored, AnchoredBiOAcc)
+    assert hyperparameters(anchored) == hyperparameters(acc)
+    with pytest.raises(ValueError, match=r"theory.fedbioacc: sigma=0 must be > 0"):
+        theory.fedbioacc(**{**given, "sigma": 0})
 
 
 # Refusals.
@@ -264,8 +274,20 @@ def test_estimators_with_memory_are_refused_where_two_points_are_asked():
         FedBiOAcc(ETA, GAMMA, hypergradient=hypergradients.Tracking(0.1)),
         TrackedBiO(ETA, GAMMA, momentum=0.1, hypergradient=hypergradients.ConjugateGradients(3, warm=True)),
     ):
-        with pytest.raises(ValueError, match="goes on from the step before"):
+        with pytest.raises(ValueError, match="starts from the step before"):
             end(NOISY, method, 1)
+
+
+def test_an_estimator_is_an_object_of_its_kind():
+    with pytest.raises(TypeError, match=r"FedBiO: hypergradient = Exact, the class; create one"):
+        FedBiO(ETA, GAMMA, hypergradient=hypergradients.Exact)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("field", ["warm_up", "sync_offset"])
+def test_counts_are_whole_numbers(field):
+    for wrong in (-1, 1.5, True):
+        with pytest.raises(ValueError, match=rf"FedBiOAcc: {field} = {wrong} must be a whole number >= 0"):
+            FedBiOAcc(ETA, GAMMA, **{field: wrong})
 
 
 def test_weights_of_samples_above_one_are_refused():

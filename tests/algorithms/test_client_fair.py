@@ -4,10 +4,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from references import least_squares, local_sgd
 
 import fedstrata as fs
 from fedstrata.algorithms.fair import AFL, QFFL
-from references import least_squares, local_sgd
 
 TASK = least_squares(clients=4, dimension=3, seed=0)
 N = TASK.federation.clients
@@ -88,7 +88,7 @@ def test_a_cohort_shares_out_what_it_held_and_the_others_keep_theirs():
         direction = N / len(here) * lam[here] @ gradients(x)[here]
         new = onto_simplex(lam[here] + rate * losses(x)[here], total=lam[here].sum())
         x, lam[here] = x - 0.1 * direction, new
-    result = run(AFL(0.1, rate), 3, cohort=fs.cohort.Given(cohorts))
+    result = run(AFL(0.1, rate), 3, cohort=fs.participation.Given(cohorts))
     np.testing.assert_allclose(result.solution(), x, rtol=1e-10)
     np.testing.assert_allclose(weights(result), lam, rtol=1e-10)
 
@@ -99,7 +99,7 @@ def test_a_cohort_that_holds_nothing_changes_nothing():
     poor = np.flatnonzero(weights(before) == 0)
     assert len(poor) == N - 1
     everyone = list(range(N))
-    schedule = fs.cohort.Given([everyone, everyone, everyone, poor[:2].tolist()])
+    schedule = fs.participation.Given([everyone, everyone, everyone, poor[:2].tolist()])
     after = run(AFL(0.01, 50.0), 4, cohort=schedule)
     np.testing.assert_array_equal(weights(after), weights(before))
     np.testing.assert_array_equal(after.solution(), before.solution())
@@ -169,6 +169,7 @@ def test_qffl_follows_its_rule(q, L):
     np.testing.assert_allclose(sized, expected, rtol=1e-11)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"batch_size": 2, "cohort": 2}, {"batch_size": 2, "weights": "size"}])
 @pytest.mark.parametrize(("steps", "L"), [(1, None), (5, None), (5, 7.0)])
 def test_qffl_without_fairness_is_fedavg(steps, L, options):

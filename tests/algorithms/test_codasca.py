@@ -7,12 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from layouts import prepare
 
 import fedstrata as fs
 from fedstrata.algorithms.pairwise.codasca import CODASCA, CODAPlus
 from fedstrata.data.sampling import Epochs
 from fedstrata.data.shard import View
-from fedstrata.runtime.run import prepare
 
 SIZES = ((4, 7), (2, 9), (6, 3), (0, 5))  # positives and negatives of every client; the last has no positives
 N, D = len(SIZES), 3

@@ -4,13 +4,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from references import local_sgd
 from scipy.optimize import linprog, minimize
 
 import fedstrata as fs
 from fedstrata.algorithms.fair import FCFL
-from fedstrata.gathered import aligned, append, combine, filled, largest, products, shared_level, soft_worst, stack
 from fedstrata.problems.fair import Fair
-from references import local_sgd
+from fedstrata.solvers.gathered import (
+    aligned,
+    append,
+    combine,
+    filled,
+    largest,
+    products,
+    shared_level,
+    soft_worst,
+    stack,
+)
 
 SHARPNESS = 10.0
 
@@ -121,7 +131,7 @@ def test_the_programs_are_about_the_clients_that_are_there():
     cohorts = [[0, 2], [1], [2, 1, 0]]
     for stage_one in (0, 12):
         w, _, _ = fcfl(12, 0.1, 0.1, stage_one, cohorts=cohorts)
-        given = fs.cohort.Given([[0, 2, -1], [-1, 1, -1], [2, 1, 0]])
+        given = fs.participation.Given([[0, 2, -1], [-1, 1, -1], [2, 1, 0]])
         np.testing.assert_allclose(run(FCFL(0.1, 0.1, stage_one), 12, cohort=given).solution(), w, atol=1e-9)
 
 

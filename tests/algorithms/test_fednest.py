@@ -6,20 +6,20 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from layouts import ledger
+from nested_listings import START as POINT
+from nested_listings import Chain, chain, indices
+from nested_listings import problem as chain_problem
+from references import soft
 
 import fedstrata as fs
 from fedstrata.algorithms.bilevel.fednest import FedNest, LFedNest
 from fedstrata.algorithms.nested.base import CouplingWarning
 from fedstrata.algorithms.nested.fednest_compositional import CompositionalFedNest, LevelwiseFedNest
+from fedstrata.core.vector import Vector
 from fedstrata.problems.bilevel import Bilevel
 from fedstrata.problems.compositions import maml, robust
 from fedstrata.problems.nested import Nested
-from fedstrata.transport.ledger import ledger
-from fedstrata.vector import Vector
-from nested_listings import START as POINT
-from nested_listings import Chain, chain, indices
-from nested_listings import problem as chain_problem
-from references import soft
 
 START, ALPHA, BETA, ETA = np.array([0.5, -0.7]), 0.05, 0.2, 0.3
 WEIGHT = 0.1  # of |x|₁, where there is a regulariser
@@ -405,9 +405,9 @@ def test_what_it_refuses(kind):
     kind(ALPHA, BETA, 1.99 / LARGEST).check(bound)
     with pytest.raises(ValueError, match=r"below 2/L"):
         kind(ALPHA, BETA, 2.01 / LARGEST).check(bound)
-    with pytest.raises(ValueError, match=r"terms=0 must be a whole number >= 1"):
+    with pytest.raises(ValueError, match=r"terms = 0 must be a whole number >= 1"):
         kind(ALPHA, BETA, ETA, terms=0)
-    with pytest.raises(ValueError, match=r"inner_rounds=1.5 must be"):
+    with pytest.raises(ValueError, match=r"inner_rounds = 1.5 must be"):
         kind(ALPHA, BETA, ETA, inner_rounds=1.5)
     with pytest.raises(ValueError, match="series"):
         kind(ALPHA, BETA, ETA, series="some")
@@ -547,5 +547,5 @@ def test_a_composition_refuses_what_it_cannot_solve(kind):
             kind(STEP).check(problem)
     with pytest.raises(ValueError, match=r"made for two levels.*has 3"):
         kind(STEP).check(chain_problem(3))
-    with pytest.raises(ValueError, match=r"inner_rounds=0 must be"):
+    with pytest.raises(ValueError, match=r"inner_rounds = 0 must be"):
         kind(STEP, inner_rounds=0)

@@ -7,19 +7,6 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
-import fedstrata as fs
-from fedstrata.algorithms.nested import (
-    AnchoredDRSCGD,
-    CouplingWarning,
-    FedDRSCGD,
-    LevelwiseDRSCGD,
-    SeparateDRSCGD,
-    TrackedSCGD,
-)
-from fedstrata.problems.compositions import risk_averse
-from fedstrata.problems.nested import Nested
-from fedstrata.runtime.run import prepare
 from nested_references import (
     NestedTask,
     ball,
@@ -31,6 +18,22 @@ from nested_references import (
     tracked_scgd,
 )
 from references import soft
+
+import fedstrata as fs
+from fedstrata.algorithms.nested import (
+    AnchoredDRSCGD,
+    CouplingWarning,
+    FedDRSCGD,
+    LevelwiseDRSCGD,
+    SeparateDRSCGD,
+    TrackedSCGD,
+    theory,
+)
+from fedstrata.core.hyperparameters import hyperparameters
+from fedstrata.problems.compositions import risk_averse
+from fedstrata.problems.nested import Nested
+from fedstrata.simulate.options import RunOptions
+from fedstrata.simulate.run import prepare
 
 START = np.array([0.3, -0.2, 0.5])
 FORMS = (FedDRSCGD, SeparateDRSCGD, AnchoredDRSCGD, LevelwiseDRSCGD, TrackedSCGD)
@@ -47,7 +50,7 @@ def run(task, algorithm, rounds, batch_size: Any = "all", problem=None, **option
 DIMS = (3, 2, 4, 3, 2)  # d_0 … d_4
 ROUNDS, STEP, A = 3, 0.1, 0.3
 LISTINGS = {
-    "printed": (FedDRSCGD, fed_dr_scgd),
+    "published": (FedDRSCGD, fed_dr_scgd),
     "ball": (FedDRSCGD, fed_dr_scgd),
     "third": (FedDRSCGD, fed_dr_scgd),
     "separate": (SeparateDRSCGD, fed_dr_scgd),
@@ -85,14 +88,14 @@ class Listing(NamedTuple):
 
 
 SMALL = [
-    Listing("printed", 2, 1, 1, False),
+    Listing("published", 2, 1, 1, False),
     Listing("separate", 2, 1, 3, True),
     Listing("anchored", 2, 2, 3, False),
     Listing("levelwise", 2, 1, 1, False),
     Listing("tracked", 2, 2, 1, True),
 ]
-# Every form with either batch, number of steps and kind of samples that it has, on two levels and on more; on five once
-# for a form that averages all levels together and once for one that goes level by level: levels are loops in them all.
+# Every form with either batch, number of steps and kind of samples that it has, on two levels and on more. Five
+# levels once for a form that averages all levels together and once for one that averages level by level.
 CASES = [
     *SMALL,
     Listing("third", 2, 2, 3, False),
@@ -101,7 +104,7 @@ CASES = [
     Listing("anchored", 3, 1, 1, True),
     Listing("levelwise", 3, 2, 3, True),
     Listing("tracked", 3, 1, 3, False),
-    Listing("printed", 5, 2, 3, False),
+    Listing("published", 5, 2, 3, False),
     Listing("levelwise", 5, 1, 1, False),
 ]
 in_words = lambda case: f"{case.name}-K{case.levels}-b{case.batch}-p{case.steps}-{case.separate}"
@@ -118,6 +121,7 @@ def agree(result, workers, levels):
         close(result.state.v[k - 1].tree[0], workers[0].v[k])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=in_words)
 def test_it_follows_its_listing(case):
     task = case.task()
@@ -170,6 +174,7 @@ def test_without_a_past_it_is_plug_in_sgd(case):
     np.testing.assert_allclose(result.state.v[0].tree[0], g[0], rtol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", FORMS)
 def test_one_client_with_all_data_is_proximal_gradient_descent_for_any_momentum(kind):
     task = nested_task(2, clients=1, sizes=(3,), noise=0.5)
@@ -234,12 +239,13 @@ def limits(kind, levels=2, rounds=4000, step_size=0.03):
     return np.array(out)
 
 
-def test_the_printed_form_stalls_however_small_a_is():
+def test_the_published_form_stalls_however_small_a_is():
     found = limits(FedDRSCGD)
     assert (found > 1e-2).all()
     np.testing.assert_allclose(found / found[:, :1], 1, rtol=0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [AnchoredDRSCGD, LevelwiseDRSCGD])
 def test_the_repaired_forms_stop_at_a_distance_in_proportion_to_a(kind):
     found = limits(kind)
@@ -248,7 +254,7 @@ def test_the_repaired_forms_stop_at_a_distance_in_proportion_to_a(kind):
     np.testing.assert_allclose(found[:, 0] / found[:, 1], 4, rtol=0.3)
 
 
-def test_with_one_local_step_the_printed_form_solves_the_client_coupled_problem():
+def test_with_one_local_step_the_published_form_solves_the_client_coupled_problem():
     """Affine inner and quadratic outer levels: both optima solve linear systems."""
     rng = np.random.default_rng(4)
     affine = lambda x, e: e["A"] @ x + e["b"]
@@ -270,6 +276,7 @@ def test_with_one_local_step_the_printed_form_solves_the_client_coupled_problem(
 
 
 # All nine of K = 2, 3, 4 and p = 1, 4, 10 were seen to pass; three of them keep this file short.
+@pytest.mark.slow
 @pytest.mark.parametrize(("levels", "steps"), [(2, 1), (2, 10), (3, 4)])
 def test_tracked_scgd_is_exact(levels, steps):
     momenta = [0.5, 0.05, 0.0025]
@@ -281,6 +288,7 @@ def test_tracked_scgd_is_exact(levels, steps):
         assert max(ends) <= 1e-12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("phi", [fs.prox.L1(0.5), fs.prox.Simplex()], ids=["l1", "simplex"])
 def test_tracked_scgd_is_exact_under_a_regulariser_and_with_weights(phi):
     """Clients of different sizes, weighted by them."""
@@ -298,6 +306,7 @@ def test_tracked_scgd_is_exact_under_a_regulariser_and_with_weights(phi):
     assert np.linalg.norm(task.gradient(x, sizes / sizes.sum())) > 0.01  # it is the regulariser that holds x there
 
 
+@pytest.mark.slow
 def test_tracked_scgd_with_half_of_the_clients_at_a_time_comes_near():
     """Corrections then are against the mean of a cohort, not of all clients: it settles in a neighbourhood."""
     task = nested_task(2, seed=0)
@@ -311,6 +320,7 @@ def test_tracked_scgd_with_half_of_the_clients_at_a_time_comes_near():
 # Noise.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "separate"), [(FedDRSCGD, False), (SeparateDRSCGD, True), (TrackedSCGD, True)])
 def test_one_sample_for_value_and_jacobian_solves_the_plug_in_problem(kind, separate):
     """With F(x; ξ) = A_ξ x and f(y) = ½|y − c|² the recursions are linear in the state, so means are exact.
@@ -348,7 +358,7 @@ def returns(clients=2, days=6, assets=100, seed=0):
 def test_messages(kind, down):
     """d_0 + Σ_{k<K} d_k + Σ_k d_{k−1} = 100 + 103 + 203 numbers."""
     options = {"rounds": 1, "params": np.full(100, 0.01), "batch_size": 1, "execution": "vmap"}
-    ledger = prepare(risk_averse(eps=1e-3), kind(0.01, 0.1, 4), returns(), **options).ledger
+    ledger = prepare(risk_averse(eps=1e-3), kind(0.01, 0.1, 4), returns(), RunOptions(**options)).ledger
     assert ledger.up == 406 * 8
     assert ledger.down == down * 8
 
@@ -356,7 +366,7 @@ def test_messages(kind, down):
 @pytest.mark.parametrize(("clients", "rounds"), [(8, 1000), (16, 10_000), (3, 777), (50, 200)])
 def test_theory(clients, rounds):
     """Remark 4.3 with T = R p: p = T^{1/3}/N^{2/3} means p = √R / N, rounded up."""
-    found = FedDRSCGD.theory(clients=clients, rounds=rounds, alpha=0.5, eta=0.7, gamma=3.0)
+    found = theory.fed_dr_scgd(clients=clients, rounds=rounds, alpha=0.5, eta=0.7, gamma=3.0)
     p = max(1, math.ceil(math.sqrt(rounds) / clients))
     T = rounds * p
     eta = 0.7 * clients ** (2 / 3) / T ** (1 / 3)
@@ -366,23 +376,26 @@ def test_theory(clients, rounds):
     if p > 1:  # orders: a ~ N^{1/3} / T^{2/3}
         assert found.momentum == pytest.approx(0.5 * 0.49 * clients ** (1 / 3) / T ** (2 / 3), rel=1e-12)
     assert type(TrackedSCGD(0.1, found.momentum).momentum) is float
+    variant = theory.fed_dr_scgd(clients=clients, rounds=rounds, alpha=0.5, eta=0.7, gamma=3.0, method=AnchoredDRSCGD)
+    assert type(variant) is AnchoredDRSCGD
+    assert hyperparameters(variant) == hyperparameters(found)
 
 
 def test_theory_refuses_a_momentum_above_one():
-    with pytest.raises(ValueError, match=r"FedDRSCGD\.theory: a = αη² = 2 must be at most 1; take a smaller alpha"):
-        FedDRSCGD.theory(clients=8, rounds=1)
+    with pytest.raises(ValueError, match=r"theory\.fed_dr_scgd: a = αη² = 2 must be at most 1; take a smaller alpha"):
+        theory.fed_dr_scgd(clients=8, rounds=1)
 
 
 def test_refusals():
     task = nested_task(2)
-    with pytest.raises(ValueError, match=r"unknown projection of FedDRSCGD 'bal'; did you mean ball\?"):
-        run(task, FedDRSCGD(0.1, 0.1, projection="bal"), 1)
+    with pytest.raises(ValueError, match=r"FedDRSCGD: projection: 'bal'; did you mean ball\?"):
+        FedDRSCGD(0.1, 0.1, projection="bal")
     with pytest.raises(ValueError, match=r"momentum = 1\.5 is out of range; it must be > 0 and <= 1"):
         TrackedSCGD(0.1, 1.5)
     options = {"rounds": 1, "params": START, "batch_size": 1, "execution": "vmap"}
     other = dataclasses.replace(task.problem, inner="client")
     with pytest.warns(CouplingWarning, match="FedDRSCGD is made for inner='global'.*inner='client'"):
-        prepare(other, FedDRSCGD(0.1, 0.1), task.federation, **options)
+        prepare(other, FedDRSCGD(0.1, 0.1), task.federation, RunOptions(**options))
     with pytest.raises(TypeError, match="FedAvg does not solve Nested problems"):
         run(task, fs.FedAvg(0.1), 1)
 
@@ -395,7 +408,8 @@ def test_first_estimates_may_look_at_more():
     def spread(size):
         algorithm = AnchoredDRSCGD(0.1, 0.1, init_batch_size=size)  # keeps its first h where it can be read
         options = {"rounds": 1, "params": START, "batch_size": 1, "seeds": 128, "execution": "vmap"}
-        h = prepare(task.problem, algorithm, task.federation, **options).begin()[0].local["points"][1].tree
+        job = prepare(task.problem, algorithm, task.federation, RunOptions(**options))
+        h = job.begin()[0].local["points"][1].tree
         return np.mean((np.asarray(h).reshape(128, -1) - exact) ** 2)
 
     assert 9 < spread(None) / spread(16) < 28  # 16 in theory; means of 128 × 3 squares are known to about 10 %

@@ -6,24 +6,25 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import nested_listings as listings
 import numpy as np
 import pytest
+from nested_listings import START, Chain, Walk, chain, indices
+from references import soft
 
 import fedstrata as fs
-import nested_listings as listings
 from fedstrata.algorithms.nested import base
 from fedstrata.algorithms.nested.base import zero_jacobians
 from fedstrata.algorithms.nested.local_scgdm import LocalSCGDM
 from fedstrata.algorithms.nested.nlasg import NLASG, NLASGAveraged
 from fedstrata.algorithms.nested.scsc import SCSC
 from fedstrata.algorithms.nested.smvr import SMVR
+from fedstrata.core.vector import Vector
 from fedstrata.problems.compositions import risk_averse, robust
 from fedstrata.problems.nested import Nested
-from fedstrata.runtime.prepare import flat_split
-from fedstrata.transport.ledger import ledger
-from fedstrata.vector import Vector
-from nested_listings import START, Chain, Walk, chain, indices
-from references import soft
+from fedstrata.simulate.inputs import flat_split
+from fedstrata.simulate.options import RunOptions
+from fedstrata.simulate.run import prepare
 
 STEP, P, ROUNDS, BATCH = 0.05, 3, 4, 6
 RADIUS, WEIGHT = 1.2, 0.3
@@ -81,6 +82,7 @@ RULES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("which", "levels"), [(which, K) for which in RULES for K in RULES[which][2]])
 def test_it_follows_its_rule(which, levels):
     algorithm, listing, _ = RULES[which]
@@ -172,7 +174,7 @@ def test_nlasg_is_momentum_descent_only_when_inner_levels_are_affine(tau):
 
 
 def test_smvr_and_scsc_have_the_same_rule_for_values():
-    """Both without memory, or with Jacobians that everybody knows, they are one method, and else they are not."""
+    """Without memory, or with the same Jacobians for all samples, they are one method, and otherwise they are not."""
     task = chain(3)
     _, copies = one_and_copies(task)
     known = lambda a: np.broadcast_to(a.mean(axis=1, keepdims=True), a.shape)
@@ -274,6 +276,7 @@ LIMITS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("which", "levels"), [("SMVR", 2), ("SCSC", 2), ("SCSC", 3), ("NLASG", 2), ("NLASG", 3)])
 def test_their_limits_with_one_local_step(which, levels):
     kind, direction = LIMITS[which]
@@ -315,7 +318,7 @@ def local_end(task, eta, steps):
 
 
 @pytest.mark.parametrize("steps", [1, 4])
-def test_local_scgdm_stops_at_a_point_of_its_own(steps):
+def test_local_scgdm_stops_at_another_point(steps):
     task = affine()
     ends, limit = [local_end(task, eta, steps) for eta in ETAS], local_limit(task, 0)
     if steps == 1:  # known exactly, for any η
@@ -353,9 +356,8 @@ def returns(days=6, d=100, clients=2):
 
 def sent(algorithm, problem, x, federation):
     """Numbers that go up, without a run."""
-    x = Vector(jnp.asarray(x))
-    problem = problem.bind(x, federation)
-    return ledger(algorithm, problem, algorithm.init_server(problem, x), federation.clients).up / 8
+    options = RunOptions(rounds=1, params=x, batch_size=1, execution="vmap")
+    return prepare(problem, algorithm, federation, options).ledger.up / 8
 
 
 def test_the_messages_of_a_portfolio():

@@ -6,16 +6,18 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from references import least_squares, soft, squared_error
 
 import fedstrata as fs
+from fedstrata.algorithms.nested import theory
 from fedstrata.algorithms.nested.ada_mfcgd import AdaMFCGD, DiagonalRule, TrackedAdaMFCGD
 from fedstrata.algorithms.nested.comfedl import ComFedL
 from fedstrata.algorithms.nested.local_moml import LocalMOML
 from fedstrata.algorithms.nested.mfcgd import MFCGD, TrackedMFCGD
 from fedstrata.problems.compositions import maml, robust
 from fedstrata.problems.nested import Nested
-from fedstrata.runtime.run import prepare
-from references import least_squares, soft, squared_error
+from fedstrata.simulate.options import RunOptions
+from fedstrata.simulate.run import prepare
 
 # A small problem without symmetry: R³ → R² → R, different examples at every client, derivatives by hand.
 
@@ -151,7 +153,7 @@ def test_mfcgd_follows_its_listing(q, radii):
 
 
 @pytest.mark.parametrize(("q", "same"), [(1, True), (3, False)])
-def test_estimates_move_on_from_the_clients_own_point(q, same):
+def test_estimates_continue_from_the_clients_own_point(q, same):
     """From the mean of x instead, the listing ends elsewhere as soon as clients have moved apart."""
     table = indices(q)
     ours = replayed(MFCGD(local_steps=q, **SCHEDULES), table).solution()
@@ -261,7 +263,7 @@ def adapted(algorithm, rounds, problem=MAML, **options):
 
 def prepared(algorithm, problem=MAML, params=START):
     """The checks of a run, without one."""
-    return prepare(problem, algorithm, TASK.federation, rounds=1, params=params, execution="vmap")
+    return prepare(problem, algorithm, TASK.federation, RunOptions(rounds=1, params=params, execution="vmap"))
 
 
 def descent(field, rounds, q, step, x=START):
@@ -304,6 +306,7 @@ def test_the_limit_of_local_steps_is_off_in_proportion_to_the_step():
     np.testing.assert_allclose([ends[0] / ends[1], ends[1] / ends[2]], 2, atol=0.2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("q", [1, 4, 10])
 def test_the_tracked_form_reaches_the_optimum_with_any_local_steps(q):
     for step, momenta in ((0.1, (0.2, 0.7, 0.4)), (0.05, (1.0, 1.0, 1.0))):
@@ -345,6 +348,7 @@ def penalised_optimum():
     return x
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [MFCGD(0.1), ComFedL(0.1), LocalMOML(0.1), TrackedMFCGD(0.1, 4)])
 def test_steps_are_proximal_ones_with_a_regulariser(method):
     """Exact with one local step, and with any number where all clients walk along the same direction."""
@@ -420,7 +424,7 @@ class Constant(DiagonalRule):
         return rho * a
 
 
-def test_a_rule_of_ones_own_rescales_coordinates():
+def test_a_new_rule_rescales_coordinates():
     scale = np.array([0.5, 1.0, 4.0])
     ours = adapted(AdaMFCGD(0.05, 3, rule=Constant(tuple(scale)), rho=2.0), 6).solution()
     np.testing.assert_allclose(ours, descent(lambda i, x: meta_gradient(i, x) / (2 * scale), 6, 3, 0.05), rtol=1e-11)
@@ -466,8 +470,10 @@ def test_localmoml_counts_the_samples_that_it_looks_at(first_order, samples):
 def test_the_theorys_schedule():
     """η_t = k/(n+t)^{1/3} and α_{t+1} = c η_t², in a run that starts at t = 1."""
     k, n, c, gamma = 0.5, 3.0, (0.4, 0.8, 1.2), 0.7
-    method = MFCGD.theory(k=k, n=n, c1=c[0], c2=c[1], c3=c[2], gamma=gamma, local_steps=3, jacobian_radius=2.0)
+    method = theory.mfcgd(k=k, n=n, c1=c[0], c2=c[1], c3=c[2], gamma=gamma, local_steps=3, jacobian_radius=2.0)
     assert (method.local_steps, method.init_batch_size, method.jacobian_radius) == (3, 3, 2.0)
+    adaptive = theory.mfcgd(k=k, n=n, c1=1.0, c2=1.0, c3=1.0, method=AdaMFCGD, rho=0.3)
+    assert (type(adaptive), adaptive.rho) == (AdaMFCGD, 0.3)
     eta = lambda t: k / (n + t) ** (1 / 3)
     for t in (1, 2, 10):
         assert method.step_size(t - 1) == pytest.approx(gamma * eta(t), rel=1e-14)
@@ -477,20 +483,20 @@ def test_the_theorys_schedule():
     x, rows = X1, range(ROWS)
     for t in range(1, 7):
         x = x - eta(t) * np.mean([jacobian(m, x, rows).T @ gradient(m, g(m, x, rows), rows) for m in range(M)], axis=0)
-    one = MFCGD.theory(k=k, n=n, c1=1.0, c2=1.0, c3=1.0, init_batch_size=None)
+    one = theory.mfcgd(k=k, n=n, c1=1.0, c2=1.0, c3=1.0, init_batch_size=None)
     every = {stream: np.broadcast_to(np.arange(ROWS), (ROUNDS, 1, M, ROWS)) for stream in ("level1", "level2")}
     np.testing.assert_allclose(replayed(one, every).solution(), x, rtol=1e-11)
 
 
 def test_the_theory_refuses_momenta_above_one():
     with pytest.raises(ValueError, match=r"c2 η_0² = 8 must be at most 1; take n >= 22\.6"):
-        MFCGD.theory(k=1.0, n=1.0, c1=1.0, c2=8.0, c3=1.0)
-    MFCGD.theory(k=1.0, n=22.7, c1=1.0, c2=8.0, c3=1.0)
-    with pytest.raises(ValueError, match="n=0 must be > 0"):
-        MFCGD.theory(k=1.0, n=0, c1=1.0, c2=1.0, c3=1.0)
+        theory.mfcgd(k=1.0, n=1.0, c1=1.0, c2=8.0, c3=1.0)
+    theory.mfcgd(k=1.0, n=22.7, c1=1.0, c2=8.0, c3=1.0)
+    with pytest.raises(ValueError, match=r"theory\.mfcgd: n=0 must be > 0"):
+        theory.mfcgd(k=1.0, n=0, c1=1.0, c2=1.0, c3=1.0)
 
 
-def test_momenta_out_of_range_are_prepared():
+def test_momenta_out_of_range_are_refused():
     for field in ("value_momentum", "jacobian_momentum", "gradient_momentum"):
         for value in (0.0, 1.5):
             with pytest.raises(ValueError, match=f"{field} = {value} is out of range"):
@@ -500,7 +506,7 @@ def test_momenta_out_of_range_are_prepared():
 
 
 @pytest.mark.parametrize("method", [MFCGD(0.1), AdaMFCGD(0.1), TrackedMFCGD(0.1), LocalMOML(0.1)])
-def test_three_levels_are_prepared(method):
+def test_three_levels_are_refused(method):
     with pytest.raises(ValueError, match="made for two levels, and this problem has 3"):
         prepared(method, maml(squared_error, ADAPT, steps=2))
 
@@ -523,8 +529,10 @@ def test_comfedl_takes_three_levels():
 def test_an_adaptive_metric_refuses_regularisers_and_unknown_rules(kind):
     with pytest.raises(ValueError, match="prox in the metric A"):
         prepared(kind(0.1), PENALISED)
-    with pytest.raises(ValueError, match="'coordinat'"):
-        prepared(kind(0.1, rule="coordinat"))
+    with pytest.raises(
+        ValueError, match=rf"{kind.__name__}: rule \(or a DiagonalRule\): 'coordinat'; did you mean coord"
+    ):
+        kind(0.1, rule="coordinat")
 
 
 def test_first_order_needs_an_output_like_the_parameters():
@@ -532,7 +540,7 @@ def test_first_order_needs_an_output_like_the_parameters():
         prepared(LocalMOML(0.1, first_order=True), robust(squared_error))
 
 
-def test_a_globally_coupled_problem_draws_a_warning():
+def test_a_globally_coupled_problem_gives_a_warning():
     problem = Nested([lambda x, e: e["x"] * x, lambda y, e: jnp.sum(y**2) * e["y"]], inner="global")
     for method in (MFCGD(0.01), ComFedL(0.01), LocalMOML(0.01)):
         with pytest.warns(UserWarning, match="made for inner='client'"):

@@ -1,19 +1,21 @@
 """FedX1, FedX2, TrackedX, LocalPair, SOX and PairSGD: listings, first directions, identities, and where they end."""
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from layouts import prepare
+from pairwise_references import LOSSES, fedx1, fedx2, gradient, kl_opauc, pair_task, sox
 from sklearn.metrics import roc_auc_score
 
 import fedstrata as fs
+from fedstrata.algorithms.pairwise import theory
+from fedstrata.core.memory import Pool
 from fedstrata.data.sampling import Epochs
 from fedstrata.experiments.trap import offset_sites
-from fedstrata.memory import Pool
-from fedstrata.runtime.result import DivergenceWarning
-from fedstrata.runtime.run import prepare
-from pairwise_references import LOSSES, fedx1, fedx2, gradient, kl_opauc, pair_task, sox
+from fedstrata.simulate.result import DivergenceWarning
 
 W = np.array([0.3, -0.2, 0.5])
 TASK = pair_task()
@@ -54,7 +56,7 @@ class Listing(NamedTuple):
 
     def run(self, algorithm, rounds=4, **options):
         rounds = len(self.cohorts) if self.cohorts else rounds
-        cohort = fs.cohort.Given(self.cohorts) if self.cohorts else None
+        cohort = fs.participation.Given(self.cohorts) if self.cohorts else None
         return run(self.task, LOSSES[self.loss].problem(l2=0.1), algorithm, rounds, cohort=cohort, **options)
 
 
@@ -68,6 +70,7 @@ def test_fedx1_follows_its_listing(case):
     close(result.solution(), w)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "case",
     [Listing("kl", 2, 1), Listing("precision", 2, 2), Listing("two-way", 1, 1), Listing("kl", 2, 2, COHORTS)],
@@ -139,7 +142,7 @@ def test_first_directions_are_exact_and_later_gaps_shrink_with_the_step():
 )
 def test_first_directions_of_a_cohort_are_paired_with_the_scores_of_all(algorithm, loss):
     """The step of each client alone, as a cohort of one, is its part of ∇F: their mean is the whole (line 26)."""
-    alone = lambda i: run(TASK, LOSSES[loss].problem(), algorithm, 1, cohort=fs.cohort.Given([[i]])).solution()
+    alone = lambda i: run(TASK, LOSSES[loss].problem(), algorithm, 1, cohort=fs.participation.Given([[i]])).solution()
     mean = np.mean([(W - alone(i)) / algorithm.step_size for i in range(TASK.clients)], axis=0)
     np.testing.assert_allclose(mean, gradient(TASK, LOSSES[loss], W), rtol=1e-8, atol=1e-10)
 
@@ -183,6 +186,7 @@ def shuffled():
     return sampled(SAMPLED["shuffled"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SAMPLED)
 def test_directions_have_the_exact_gradient_for_their_mean(name, shuffled):
     """Unequal clients, one without positives, and pools of any size: within 4.5 standard errors."""
@@ -242,6 +246,7 @@ class Refreshed(fs.FedX2):
 ALONE = pair_task(((8, 12),), seed=3)
 
 
+@pytest.mark.slow
 def test_one_client_without_staleness_is_sox():
     """Refreshed FedX2, LocalPair and SOX on one client draw the same epochs and go the same way."""
     problem, given = LOSSES["kl"].problem(l2=0.1), {"step_size": 0.1, "u_start": 1, "momentum": 0.3}
@@ -279,9 +284,14 @@ def test_pair_sgd_on_all_data_is_gradient_descent():
     close(result.solution(), w)
 
 
+def test_pair_sgd_has_no_settings_of_u():
+    assert [field.name for field in dataclasses.fields(fs.PairSGD)] == ["step_size", "local_steps", "momentum"]
+
+
 # The trap of local pairs.
 
 
+@pytest.mark.slow
 def test_local_pairs_walk_into_the_trap():
     """Each site is ranked almost perfectly, and all together badly: only pairs across sites see the offset."""
     fed = offset_sites().by_label()
@@ -373,9 +383,9 @@ def test_what_is_sent():
 
 
 def test_constants_of_the_theorems():
-    one = fs.FedX1.theory(clients=4, rounds=64_000, scale=0.5)
+    one = theory.fedx1(clients=4, rounds=64_000, scale=0.5)
     assert (one.local_steps, round(one.step_size, 12)) == (10, 0.5 * 4 / 1600)
-    two = fs.FedX2.theory(examples=64, rounds=1000, scale=0.5)
+    two = theory.fedx2(examples=64, rounds=1000, scale=0.5)
     assert two.local_steps == 40
     np.testing.assert_allclose(
         [two.step_size, two.memory_weight, two.momentum], [0.5 / 1600, 4 / 100, 1 / (2 * 100)], rtol=1e-12

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-
-import fedstrata as fs
 from listings import LISTINGS, SERVER, START, STEP, TASK, WEIGHT, Q
 from references import soft, squared_error
+
+import fedstrata as fs
 
 SMOOTH = fs.Regularized(squared_error, fs.prox.Zero())
 
@@ -30,6 +30,7 @@ def same(left, right, **options):
     assert not np.allclose(a, START)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LISTINGS)
 def test_it_follows_its_listing(name):
     algorithm, listing = LISTINGS[name]
@@ -42,18 +43,19 @@ def test_it_follows_its_listing(name):
 STOCHASTIC = [{"batch_size": 3}, {"batch_size": 3, "cohort": 2}, {"batch_size": "all", "weights": "size"}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", STOCHASTIC)
 @pytest.mark.parametrize("gamma", [0.1, 4.0])
 def test_fednmap_without_a_regulariser_is_scaffold(gamma, options):
     ours = run(fs.FedNMap(STEP, Q, gamma, SERVER), SMOOTH, **options).solution()
-    theirs = run(fs.Scaffold(STEP, Q, SERVER), TASK.smooth.problem, **options).solution()
+    theirs = run(fs.SCAFFOLD(STEP, Q, SERVER), TASK.smooth.problem, **options).solution()
     np.testing.assert_allclose(ours, theirs, rtol=1e-12)
 
 
 @pytest.mark.parametrize("options", STOCHASTIC)
 def test_zhang_without_a_regulariser_is_scaffold(options):
     ours = run(fs.Zhang2024(STEP, Q, SERVER), SMOOTH, **options).solution()
-    theirs = run(fs.Scaffold(STEP, Q, SERVER), TASK.smooth.problem, **options).solution()
+    theirs = run(fs.SCAFFOLD(STEP, Q, SERVER), TASK.smooth.problem, **options).solution()
     np.testing.assert_allclose(ours, theirs, rtol=1e-12)
 
 
@@ -65,9 +67,10 @@ def test_fedda_and_fedmid_without_a_regulariser_are_fedavg_with_a_server_step(ki
     np.testing.assert_allclose(ours, theirs, rtol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", STOCHASTIC)
 def test_the_reconstructed_fedcanon_is_scaffold_with_a_server_prox(options):
-    same(fs.FedCanon(STEP, Q, SERVER), fs.ScaffoldServerProx(STEP, Q, SERVER), **options)
+    same(fs.FedCanon(STEP, Q, SERVER), fs.SCAFFOLDServerProx(STEP, Q, SERVER), **options)
 
 
 def test_proximal_gradient_descent_is_what_one_step_leaves():
@@ -76,6 +79,7 @@ def test_proximal_gradient_descent_is_what_one_step_leaves():
     same(fs.FedAvgServerProx(0.1, 1), fs.FedCanon(0.1, 1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [fs.FedNMap(STEP, Q, 1.5), fs.Zhang2024(STEP, Q), fs.FedCanon(STEP, Q)])
 @pytest.mark.parametrize("cohort", [None, 2])
 def test_corrections_sum_to_zero_over_all_clients(method, cohort):
@@ -86,7 +90,7 @@ def test_corrections_sum_to_zero_over_all_clients(method, cohort):
 
 
 def test_fednmap_sends_half_of_what_scaffold_sends():
-    ours, theirs = (run(m, rounds=1).ledger for m in (fs.FedNMap(STEP, Q), fs.ScaffoldServerProx(STEP, Q)))
+    ours, theirs = (run(m, rounds=1).ledger for m in (fs.FedNMap(STEP, Q), fs.SCAFFOLDServerProx(STEP, Q)))
     assert (2 * ours.up, ours.down) == (theirs.up, theirs.down)
 
 
@@ -109,6 +113,7 @@ STALLING = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", STALLING)
 def test_the_others_stand_still_short_of_it(name):
     early, late = (distance(STALLING[name], rounds) for rounds in (1500, 3000))
@@ -116,6 +121,7 @@ def test_the_others_stand_still_short_of_it(name):
     assert abs(early - late) < 1e-3 * late
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["FedDA", "FedCanon", "FedAvgServerProx"])
 def test_their_error_is_in_proportion_to_the_step(name):
     method = STALLING[name]
@@ -187,6 +193,7 @@ REGULARISERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REGULARISERS)
 def test_fednmap_finds_a_stationary_point_under_any_regulariser(name):
     phi = REGULARISERS[name]
@@ -240,6 +247,7 @@ def floor(clients, steps, seeds=24, rounds=60):
     return found[:, found.shape[1] // 2 :].mean(axis=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [[(n, 2) for n in (2, 4, 16)], [(4, q) for q in (1, 2, 8)]])
 def test_the_noise_falls_with_clients_and_with_local_steps(sizes):
     ends = np.log(np.stack([floor(*size) for size in sizes], axis=1))

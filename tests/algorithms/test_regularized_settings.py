@@ -8,10 +8,11 @@ import optax
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-import fedstrata as fs
 from listings import START, STEP, TASK, Q
 from references import squared_error
+
+import fedstrata as fs
+from fedstrata.algorithms.regularized import theory
 
 
 def run(algorithm, problem=TASK.problem, rounds=12, **options):
@@ -28,7 +29,7 @@ POSITIVE = st.floats(0.01, 100.0)
 @given(POSITIVE, st.floats(0.0, 50.0), POSITIVE, st.floats(0.0, 100.0), st.integers(1, 200), st.integers(1, 50))
 def test_theory_steps_respect_the_bounds_of_theorem_5(smooth, rho, gap, noise, clients, q):
     T = 1000
-    method = fs.FedNMap.theory(
+    method = theory.fednmap(
         smoothness=smooth, weak_convexity=rho, gap=gap, noise=noise, clients=clients, rounds=T, local_steps=q
     )
     m = max(1, math.ceil(math.sqrt(noise**2 * T / (9 * (rho + smooth) * gap * clients * q))))
@@ -42,9 +43,7 @@ def test_theory_steps_respect_the_bounds_of_theorem_5(smooth, rho, gap, noise, c
 
 def test_theory_steps_are_those_of_15_when_noise_is_large():
     L, rho, gap, noise, n, T, q = 2.0, 0.5, 3.0, 200.0, 10, 500, 4
-    method = fs.FedNMap.theory(
-        smoothness=L, weak_convexity=rho, gap=gap, noise=noise, clients=n, rounds=T, local_steps=q
-    )
+    method = theory.fednmap(smoothness=L, weak_convexity=rho, gap=gap, noise=noise, clients=n, rounds=T, local_steps=q)
     whole = 1 / (320 * math.sqrt(noise**2 * T * (rho + L) / (n * q * gap)))
     first = 380 * (noise**2 * T * q**3 * (L + rho) ** 3 / (n * gap)) ** (1 / 4)
     local = 1 / (first + 240 * math.sqrt((L + rho) * T * q * noise**2 / gap))
@@ -56,7 +55,7 @@ def test_theory_steps_are_those_of_15_when_noise_is_large():
 @given(POSITIVE, st.floats(0.001, 1.0), st.integers(1, 100), st.integers(2, 5000), st.integers(1, 50))
 def test_theory_steps_respect_the_bounds_of_theorem_8(smooth, ratio, clients, T, q):
     pl = ratio * smooth
-    method = fs.FedNMap.theory_pl(smoothness=smooth, pl=pl, clients=clients, rounds=T, local_steps=q)
+    method = theory.fednmap_pl(smoothness=smooth, pl=pl, clients=clients, rounds=T, local_steps=q)
     m = math.ceil(pl * T / smooth)
     whole = method.step_size * q * method.server_step_size
     assert whole <= 1 / (120 * m * (smooth + pl)) * (1 + 1e-9)
@@ -134,7 +133,7 @@ def test_a_prox_that_returns_nan_is_named():
 def test_methods_for_smooth_problems_are_refused_and_the_right_ones_named():
     with pytest.raises(TypeError, match=r"FedAvg does not solve Regularized.*FedNMap"):
         run(fs.FedAvg(STEP, Q))
-    with pytest.raises(TypeError, match=r"FedNMap does not solve Average.*Scaffold"):
+    with pytest.raises(TypeError, match=r"FedNMap does not solve Average.*SCAFFOLD"):
         run(fs.FedNMap(STEP, Q), TASK.smooth.problem)
 
 

@@ -3,11 +3,11 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from bilevel_references import lower, quadratic, upper
+from references import least_squares, soft
 
 import fedstrata as fs
-from bilevel_references import lower, quadratic, upper
 from fedstrata.data.split import Split
-from references import least_squares, soft
 
 SIZES = (40, 3, 11, 1, 25, 8)
 START = np.array([0.5, -1.0, 2.0])
@@ -51,11 +51,11 @@ def remembered(result, mean, own):
 
 
 AVERAGES = {
-    "Scaffold": (TASK.problem, fs.Scaffold(0.05, 4), "c", "c_i"),
+    "SCAFFOLD": (TASK.problem, fs.SCAFFOLD(0.05, 4), "c", "c_i"),
     "FedNMap": (SPARSE, fs.FedNMap(0.05, 4, 1.5), "h", "h_i"),
     "Zhang2024": (SPARSE, fs.Zhang2024(0.05, 4), "h", "h_i"),
     "FedCanon": (SPARSE, fs.FedCanon(0.05, 4), "h", "h_i"),
-    "ScaffoldServerProx": (SPARSE, fs.ScaffoldServerProx(0.05, 4), "c", "c_i"),
+    "SCAFFOLDServerProx": (SPARSE, fs.SCAFFOLDServerProx(0.05, 4), "c", "c_i"),
     "TrackedMFCGD": (META, fs.TrackedMFCGD(0.05, 4, 0.3), "mean", "w_i"),
     "TrackedAdaMFCGD": (META, fs.TrackedAdaMFCGD(0.05, 4, 0.3, rho=0.5), "mean", "w_i"),
 }
@@ -73,7 +73,7 @@ def test_the_server_remembers_the_weighted_mean_of_all_clients(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "optimum"), [("Scaffold", OPTIMUM), ("FedNMap", penalised_optimum()), ("Zhang2024", penalised_optimum())]
+    ("name", "optimum"), [("SCAFFOLD", OPTIMUM), ("FedNMap", penalised_optimum()), ("Zhang2024", penalised_optimum())]
 )
 def test_a_cohort_of_unequal_clients_reaches_the_optimum(name, optimum):
     problem, method, *_ = AVERAGES[name]

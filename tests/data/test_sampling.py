@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy.stats import chisquare
 
-from fedstrata.clock import BEGIN, END, Clock
+from fedstrata.base.clock import BEGIN, END, Clock
 from fedstrata.data.sampling import Balanced, Draw, Epochs, Replay, Whole, WithReplacement, sampler
 from fedstrata.data.shard import Sample, View
 

@@ -183,6 +183,7 @@ def test_medmnist(need, name, counts):
     assert fed["test"].pooled
 
 
+@pytest.mark.slow
 def test_omniglot(need):
     need("omniglot")
     data = load("omniglot")

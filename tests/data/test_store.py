@@ -66,7 +66,7 @@ def test_a_damaged_file_is_refused_even_if_an_intact_one_follows(one_file):
 def test_a_damaged_download_is_thrown_away(one_file):
     root, _ = one_file
     (root / "official" / "toy.txt").write_bytes(b"<html>sorry</html>")
-    with pytest.raises(ValueError, match="was thrown away"):
+    with pytest.raises(ValueError, match="was discarded"):
         store.find("toy", "toy.txt")
     assert list((root / "cache" / "data" / "toy").iterdir()) == []
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedstrata.experiments import drawing
+from fedstrata.experiments.reproduction import drawing
 
 
 @pytest.fixture(autouse=True)

@@ -6,19 +6,20 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from pictures import drawn_texts, overlapping
 
 import fedstrata as fs
 from fedstrata import experiments
-from fedstrata.directions import column
+from fedstrata.base.directions import column
+from fedstrata.data.sources import missing
 from fedstrata.experiments import Experiment, get, sparse_logistic
 from fedstrata.experiments.least_squares import optimum
 from fedstrata.experiments.picture import picture
-from fedstrata.experiments.robust import missing
 from fedstrata.experiments.tuning import tuned
 from fedstrata.report import History
-from fedstrata.runtime.evaluate import modes_of
-from fedstrata.runtime.run import prepare, recorded
-from pictures import drawn_texts, overlapping
+from fedstrata.simulate.evaluate import modes_of
+from fedstrata.simulate.options import RunOptions
+from fedstrata.simulate.run import prepare, recorded
 
 BIB = Path(__file__).parents[2] / "docs" / "papers.bib"
 EMBEDDED = ("digits", "breast_cancer", "lasso", "least_squares")  # need no files
@@ -37,6 +38,7 @@ def test_names_are_unique_and_known():
         assert f"{{{paper.reference}," in BIB.read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EMBEDDED)
 def test_the_default_methods_improve_the_objective(name):
     experiment = get(name)
@@ -66,6 +68,7 @@ FILES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(experiments.available()))
 def test_every_recorded_column_declares_its_direction(name, monkeypatch):
     if name in FILES and missing(FILES[name]):
@@ -80,11 +83,12 @@ def test_every_recorded_column_declares_its_direction(name, monkeypatch):
     undeclared = {}
     for method, problem in kinds.values():
         options = experiment.run_options(method, setup, seeds=1) | {"execution": "vmap", "per_client": True}
-        columns = recorded(prepare(problem, method, setup.federation, **options))
+        columns = recorded(prepare(problem, method, setup.federation, RunOptions(**options)))
         undeclared |= {c: method for c in columns if column(c, modes_of(problem, method)) is None}
     assert undeclared == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("column", ["objective", "test/accuracy"])
 @pytest.mark.parametrize("heaviest", [1.0, 100.0])  # megabytes beside those of the others
 def test_no_two_words_of_the_picture_overlap(column, heaviest, tmp_path):
@@ -132,9 +136,9 @@ def test_scaffold_finds_the_optimum_where_fedavg_drifts():
     setup = experiment.build()
     end = {
         name: experiment.run(name, setup, stationarity=False).history.last("distance")[0]
-        for name in ("FedAvg", "Scaffold")
+        for name in ("FedAvg", "SCAFFOLD")
     }
-    assert end["Scaffold"] < 1e-8
+    assert end["SCAFFOLD"] < 1e-8
     assert end["FedAvg"] > 1e-2
 
 
@@ -184,7 +188,7 @@ def test_tuning_picks_the_step_that_converges():
 def test_the_picture_has_a_row_per_column_and_every_label(tmp_path):
     experiment = get("least_squares")
     setup = experiment.build(clients=3, rows=5, features=2)
-    names = ("CentralSGD", "FedAvg", "Scaffold")
+    names = ("CentralSGD", "FedAvg", "SCAFFOLD")
     histories = {name: experiment.run(name, setup, rounds=5).history for name in names}
     figure = picture(histories, experiment.panels, "title", path=tmp_path / "p.png")
     assert len(figure.axes) == 4
@@ -195,6 +199,6 @@ def test_the_picture_has_a_row_per_column_and_every_label(tmp_path):
     assert "horizontal lines on the left" in figure._supxlabel.get_text()
     assert "rounds" in figure.axes[3].get_xlabel()
     megabytes = left.lines[-1].get_xdata()
-    history = histories["Scaffold"]
+    history = histories["SCAFFOLD"]
     np.testing.assert_allclose(megabytes, (history["bytes_up"] + history["bytes_down"])[0] / 1e6)
     assert (tmp_path / "p.png").stat().st_size > 0

@@ -33,6 +33,7 @@ def ids(case):
     return type(case).__name__ if isinstance(case, eqx.Module) else None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "shape"), MODELS, ids=ids)
 def test_outputs_and_gradients_have_the_parameters_type(model, shape, dtype):
     params = jax.jit(model.init)(jax.random.key(0))

@@ -185,7 +185,7 @@ def test_a_function_given_with_parameters_predicts(tmp_path):
 def test_parameters_of_own_classes_need_their_structure(tmp_path):
     params = Pair(jnp.ones(2), jnp.zeros((1, 3)))
     path = save_model(tmp_path / "p.npz", None, {"pair": params})
-    with pytest.raises(ValueError, match="parameters of your own classes; give like="):
+    with pytest.raises(ValueError, match="parameters of other classes; give like="):
         load_model(path)
     loaded = load_model(path, like={"pair": Pair(jnp.zeros(2), jnp.zeros((1, 3)))})
     assert eqx.tree_equal(loaded.params, {"pair": params})

@@ -6,18 +6,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from bilevel_references import lower, quadratic, upper
+from layouts import prepare
 
 import fedstrata as fs
-from bilevel_references import lower, quadratic, upper
-from fedstrata import hypergradients
 from fedstrata.algorithms.bilevel import FedBiO
+from fedstrata.core.vector import Vector
 from fedstrata.data.split import Split
-from fedstrata.experiments.fairness.data import federation as people
-from fedstrata.problems import newton
+from fedstrata.experiments.reproduction import papers
+from fedstrata.problems import hypergradients
 from fedstrata.problems.bilevel import Bilevel
 from fedstrata.problems.fair import Fair
-from fedstrata.runtime.run import prepare
-from fedstrata.vector import Vector
+from fedstrata.solvers import newton
 
 X = np.array([0.3, -0.8])
 
@@ -101,7 +101,7 @@ def _lower_problems(task, x, full):
 
 
 def logistic(link, **options):
-    data = people("synthetic", iid=False, validation=5)
+    data = papers.load("fedbio.data").federation("synthetic", iid=False, validation=5)
     model = fs.models.Linear(data["train"].examples["x"].shape[1])
     fair = Fair(fs.losses.Classification(model, l2=0.1), groups=3)
     start = jax.tree.map(jnp.zeros_like, model.init(jax.random.key(0)))
@@ -237,6 +237,8 @@ def test_empty_validation_is_named():
         (lambda: hypergradients.Neumann(-1.0, 3), "must be > 0"),
         (lambda: hypergradients.Neumann(0.1, -1), "whole number"),
         (lambda: hypergradients.ConjugateGradients(0), "whole number"),
+        (lambda: hypergradients.ConjugateGradients(3, warm=1), "warm"),  # pyright: ignore[reportArgumentType]
+        (lambda: hypergradients.Tracking(lambda step: 0.1), "no schedules"),  # pyright: ignore[reportArgumentType]
     ],
 )
 def test_bad_definitions_are_refused(build, message):

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 import fedstrata as fs
-from fedstrata import fairness
+from fedstrata.core.vector import Vector
+from fedstrata.metrics import fairness
 from fedstrata.models import Linear
 from fedstrata.problems.fair import Fair, FairOracle
 from fedstrata.problems.groups import GroupWarning
-from fedstrata.vector import Vector
 
 K, D, L2 = 3, 4, 0.3
 LOSS = fs.losses.Classification(Linear(D), l2=L2)
@@ -62,7 +62,7 @@ def slope(data, weights):
 
 
 def oracle(client=0, problem=PROBLEM, batch_size="all", federation=FEDERATION):
-    from fedstrata.runtime.prepare import flat_split
+    from fedstrata.simulate.inputs import flat_split
 
     flat = flat_split(federation["train"])
     shard = {"train": flat.view(flat.start[client], flat.count[client])}
@@ -329,10 +329,10 @@ def test_groups_are_counted_over_all_splits_or_given():
     assert Fair(LOSS, groups=7).bind(X, FEDERATION).groups == 7
     more = {**TEST, "group": np.where(np.arange(25) == 3, 5, TEST["group"]).astype(np.int32)}
     wide = fs.Federation.from_clients(SHARDS, test=more)
-    with pytest.warns(GroupWarning, match=r"nobody has any of groups \[3, 4, 5\]"):
+    with pytest.warns(GroupWarning, match=r"no client has any of groups \[3, 4, 5\]"):
         check(Fair(LOSS), wide)
     assert Fair(LOSS).bind(X, wide).groups == 6
-    with pytest.raises(ValueError, match="does not know its groups yet"):
+    with pytest.raises(ValueError, match="number of groups of this Fair problem is not set yet"):
         Fair(LOSS).evaluate(X, FULL)
 
 
@@ -374,7 +374,7 @@ def test_models_with_several_outputs_are_refused():
     with pytest.raises(ValueError, match=r"outputs of shape \(2,\).*give it one output"):
         check(Fair(fs.losses.Classification(model)), x=Vector(model.init()))
     third = fs.Federation.from_clients([{**s, "y": s["y"] + 1} for s in SHARDS])
-    with pytest.raises(ValueError, match="2 labels from 0 to 1"):
+    with pytest.raises(ValueError, match="2 labels, 0 to 1"):
         check(Fair(LOSS), third)
 
 

@@ -144,7 +144,10 @@ def test_check_names_the_client_and_its_labels():
     loss = Classification(Linear(2, 3))
     loss.check(params, federation([[0, 1], [2]]))
     wrong = federation([[0, 1], [2, 4, 3, 4], [5]], names=["north", "south", "east"], classes=6)
-    with pytest.raises(ValueError, match=r"split 'train': south has labels \[3, 4\], but 3 labels from 0 to 2"):
+    with pytest.raises(
+        ValueError,
+        match=r"south has labels \[3, 4\], but the model's outputs separate only 3 labels, 0 to 2",
+    ):
         loss.check(params, wrong)
     with pytest.raises(ValueError, match=r"split 'test': the pooled data has labels \[7\]"):
         loss.check(
@@ -155,7 +158,7 @@ def test_check_names_the_client_and_its_labels():
 def test_check_of_one_output_wants_zeros_and_ones():
     loss, params = Classification(Linear(2)), Linear(2).init()
     loss.check(params, federation([[0, 1], [1]]))
-    with pytest.raises(ValueError, match=r"client 1 has labels \[2\], but 2 labels"):
+    with pytest.raises(ValueError, match=r"client 1 has labels \[2\], but the model's outputs separate only 2 labels"):
         loss.check(params, federation([[0, 1], [1, 2]]))
 
 

@@ -7,13 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from layouts import prepare
 
 import fedstrata as fs
 from fedstrata.algorithms.nested import FedDRSCGD
 from fedstrata.data.shard import View
 from fedstrata.problems.compositions import maml, risk_averse, robust
 from fedstrata.problems.nested import Jacobian, Nested
-from fedstrata.runtime.run import prepare
 
 # Three levels on trees, once for the library and once in NumPy; xp is the array library.
 
@@ -122,6 +122,7 @@ def flatten(tree):
 # The true objective.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunk", [4096, 3])
 @pytest.mark.parametrize("weights", ["uniform", "size"])
 @pytest.mark.parametrize("inner", INNERS)
@@ -310,7 +311,7 @@ def test_values_products_and_jacobians_of_a_sample(k, separate):
 def test_zeros_have_the_shapes_of_levels_and_jacobians():
     data = shards()
     federation = fs.Federation.from_clients(data)
-    with pytest.raises(ValueError, match="does not know its shapes yet"):
+    with pytest.raises(ValueError, match="shapes of this Nested problem are not set"):
         Nested(LEVELS).zeros(0)
     problem = Nested(LEVELS).bind(vector(X), federation)
     assert problem.sizes() == (4, 4, 5, 5, 1)
@@ -507,6 +508,7 @@ def test_guards_of_the_root():
     assert float(value) == pytest.approx(0.3)
 
 
+@pytest.mark.slow
 def test_a_variance_that_turns_negative_stops_the_run_with_advice():
     """Batch 1, a = 0.95 and returns in per cent: z₂ is an average of differences, and nothing keeps it positive."""
     rng = np.random.default_rng(0)
@@ -538,9 +540,10 @@ def test_a_run_records_the_objective_and_metrics_of_the_problem():
     gaps = [np.mean([measure_of[1](values[1], e) for e in rows(s)]) for s in data]
     assert history["gap"][0, 0] == pytest.approx(float(p @ gaps), rel=1e-12)
     job = prepare(problem, FedDRSCGD(0.01, 0.5), federation, rounds=1, **options)
-    assert job.world.problem.sizes() == (4, 4, 5, 5, 1)
+    assert job.context.problem.sizes() == (4, 4, 5, 5, 1)
 
 
+@pytest.mark.slow
 def test_a_run_that_takes_the_root_of_a_negative_variance_is_told_what_helps():
     """With batches of one the estimates go below −eps; a floor has a root for all of them."""
     rng = np.random.default_rng(0)

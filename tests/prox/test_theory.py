@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from regularizers import CASES, flat, leaves_of, points, unflat
 
 from fedstrata import prox
-from prox.table import CASES, flat, leaves_of, points, unflat
 
 CONVEX = [name for name, case in CASES.items() if case.rho == 0]
 WEAKLY = [name for name, case in CASES.items() if 0 < case.rho < math.inf]

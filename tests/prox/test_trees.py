@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from regularizers import CASES, points
 
 from fedstrata import prox
+from fedstrata.core.vector import Vector
 from fedstrata.prox.base import number
-from fedstrata.vector import Vector
-from prox.table import CASES, points
 
 VARIANTS = ("GroupLasso columns", "GroupLasso scaled", "SCAD long step", "LInfBall", "NonNegative", "scaled")
 KINDS = [name for name in CASES if name not in VARIANTS]  # one of each kind, to compile less
@@ -24,6 +24,7 @@ def kind(tree):
     return jax.tree.map(lambda x: (x.shape, x.dtype), tree)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_structure_and_dtypes_are_kept(name):
     case = CASES[name]
@@ -56,6 +57,7 @@ def test_narrow_leaves_are_rounded_once(name):
         np.testing.assert_allclose(x.astype(jnp.float64), exact[leaf], rtol=2.0**-8, atol=3e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", KINDS)
 def test_mapping_over_clients_and_steps_is_one_by_one(name):
     case = CASES[name]

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.collections import PolyCollection
+from pictures import overlapping
 from scipy import optimize, stats
 
 from fedstrata.report import History, plot
 from fedstrata.report.labels import spread
 from fedstrata.report.plots import curve
-from pictures import overlapping
 
 
 def bands(figure) -> list[PolyCollection]:

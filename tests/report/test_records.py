@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedstrata.files import replacing
+from fedstrata.base.files import replacing
 from fedstrata.report import History
 
 FORMATS = {

@@ -7,11 +7,11 @@ import re
 
 import numpy as np
 import pytest
+from references import least_squares, squared_error
 from rich.console import Console
 
 import fedstrata as fs
 from fedstrata.report import History, compare
-from references import least_squares, squared_error
 
 
 def final(**columns) -> History:
@@ -79,7 +79,7 @@ def test_runs_know_their_problem_from_files_too(tmp_path):
     task = least_squares()
     options = {"rounds": 3, "batch_size": "all", "params": np.zeros(3)}
     plain = fs.run(task.problem, fs.FedAvg(0.1), task.federation, **options)
-    same = fs.run(task.problem, fs.Scaffold(0.1, 2), task.federation, **options)
+    same = fs.run(task.problem, fs.SCAFFOLD(0.1, 2), task.federation, **options)
     sparse = fs.Regularized(squared_error, fs.prox.L1(0.1))
     other = fs.run(sparse, fs.FedAvgServerProx(0.1), task.federation, **options)
     sized = fs.run(task.problem, fs.FedAvg(0.1), task.federation, weights="size", **options)

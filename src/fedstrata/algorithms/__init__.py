@@ -1,112 +1,66 @@
-"""All algorithms, one paper's method in one file. `known()` finds them by subclass."""
+"""All algorithms: one paper's method in one file, one folder a family. They are found by subclass, never listed."""
 
-from fedstrata.algorithm import Algorithm
-from fedstrata.algorithms.average import CentralSGD, FedAdam, FedAvg, FedOpt, FedProx, FedSGD, FedYogi, Scaffold
-from fedstrata.algorithms.bilevel import AnchoredBiOAcc, FedBiO, FedBiOAcc, FedNest, LFedNest, TrackedBiO
-from fedstrata.algorithms.fair import AFL, FCFL, QFFL, FedMinMax, FedReg
-from fedstrata.algorithms.nested import (
-    MFCGD,
-    NLASG,
-    SCSC,
-    SMVR,
-    AdaMFCGD,
-    AnchoredDRSCGD,
-    ComFedL,
-    CompositionalFedNest,
-    FedDRSCGD,
-    LevelwiseDRSCGD,
-    LevelwiseFedNest,
-    LocalMOML,
-    LocalSCGDM,
-    NLASGAveraged,
-    SeparateDRSCGD,
-    TrackedAdaMFCGD,
-    TrackedMFCGD,
-    TrackedSCGD,
-)
-from fedstrata.algorithms.pairwise import CODASCA, SOX, CODAPlus, FedX1, FedX2, LocalPair, PairSGD, TrackedX
-from fedstrata.algorithms.regularized import (
-    FastFedDA,
-    FedAvgLocalProx,
-    FedAvgServerProx,
-    FedCanon,
-    FedDA,
-    FedMid,
-    FedNMap,
-    ScaffoldServerProx,
-    Zhang2024,
-)
+import importlib
+import pkgutil
+from collections.abc import Callable
+from typing import Any
 
-__all__ = [
-    "AFL",
-    "CODASCA",
-    "FCFL",
-    "MFCGD",
-    "NLASG",
-    "QFFL",
-    "SCSC",
-    "SMVR",
-    "SOX",
-    "AdaMFCGD",
-    "AnchoredBiOAcc",
-    "AnchoredDRSCGD",
-    "CODAPlus",
-    "CentralSGD",
-    "ComFedL",
-    "CompositionalFedNest",
-    "FastFedDA",
-    "FedAdam",
-    "FedAvg",
-    "FedAvgLocalProx",
-    "FedAvgServerProx",
-    "FedBiO",
-    "FedBiOAcc",
-    "FedCanon",
-    "FedDA",
-    "FedDRSCGD",
-    "FedMid",
-    "FedMinMax",
-    "FedNMap",
-    "FedNest",
-    "FedOpt",
-    "FedProx",
-    "FedReg",
-    "FedSGD",
-    "FedX1",
-    "FedX2",
-    "FedYogi",
-    "LFedNest",
-    "LevelwiseDRSCGD",
-    "LevelwiseFedNest",
-    "LocalMOML",
-    "LocalPair",
-    "LocalSCGDM",
-    "NLASGAveraged",
-    "PairSGD",
-    "Scaffold",
-    "ScaffoldServerProx",
-    "SeparateDRSCGD",
-    "TrackedAdaMFCGD",
-    "TrackedBiO",
-    "TrackedMFCGD",
-    "TrackedSCGD",
-    "TrackedX",
-    "Zhang2024",
-    "known",
-]
+from fedstrata.base.plugins import plugins
+from fedstrata.core.algorithm import Algorithm
+
+
+def families() -> dict[str, dict[str, type[Algorithm]]]:
+    """The library's algorithms by family and name.
+
+    >>> sorted(families())
+    ['average', 'bilevel', 'fair', 'nested', 'pairwise', 'regularized']
+    """
+    folders = [m.name for m in pkgutil.iter_modules(__path__) if m.ispkg]
+    return {folder: _methods(f"{__name__}.{folder}") for folder in sorted(folders)}
 
 
 def known() -> dict[str, type[Algorithm]]:
-    """Every algorithm of the library by name.
+    """Every algorithm by name: the library's, and those of installed packages (`fedstrata.algorithms` entry points).
 
     >>> "FedAvg" in known()
     True
     """
-    found: dict[str, type[Algorithm]] = {}
-    todo: list[type[Algorithm]] = list(Algorithm.__subclasses__())
-    while todo:
-        cls = todo.pop()
-        todo += cls.__subclasses__()
-        if cls.__module__.startswith(__name__) and hasattr(cls, "State"):  # a method, not what several share
-            found[cls.__name__] = cls
-    return dict(sorted(found.items()))
+    ours = {name: cls for members in families().values() for name, cls in members.items()}
+    theirs = {n: c for n, c in plugins("fedstrata.algorithms").items() if isinstance(c, type) and n not in ours}
+    return dict(sorted({**ours, **theirs}.items()))
+
+
+def public_classes(package: str) -> Callable[[str], Any]:
+    """The `__getattr__` of a family's folder: any public class that one of its files defines."""
+
+    def find(name: str) -> Any:
+        for module in _modules(package):
+            found = getattr(module, name, None)
+            if isinstance(found, type) and found.__module__ == module.__name__ and not name.startswith("_"):
+                return found
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+
+    return find
+
+
+def _methods(package: str) -> dict[str, type[Algorithm]]:
+    """The algorithms of a folder: subclasses with a state, as against what several of them share."""
+    classes = [cls for module in _modules(package) for cls in vars(module).values() if isinstance(cls, type)]
+    own = [c for c in classes if issubclass(c, Algorithm) and c.__module__.startswith(package) and hasattr(c, "State")]
+    return {cls.__name__: cls for cls in sorted(own, key=lambda c: c.__name__)}
+
+
+def _modules(package: str) -> list[Any]:
+    folder = importlib.import_module(package)
+    return [importlib.import_module(f"{package}.{m.name}") for m in pkgutil.iter_modules(folder.__path__)]
+
+
+def __getattr__(name: str) -> Any:
+    found = None if name.startswith("_") else known().get(name)
+    if found is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return found
+
+
+def __dir__() -> list[str]:
+    return [*known(), *families(), "families", "known"]

@@ -1,4 +1,4 @@
-"""Federations, partitions and data sets. Names load on first use, so that looking up a file needs no JAX."""
+"""Federations, partitions and data sets. Names are imported on first use: commands about files need no JAX."""
 
 import importlib
 from typing import TYPE_CHECKING, Any
@@ -45,7 +45,9 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+    value = getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+    globals()[name] = value  # importing the module `federate` has put the module itself there
+    return value
 
 
 def __dir__() -> list[str]:

@@ -12,10 +12,15 @@ from fedstrata.data.sources import Dataset, load
 def federate(
     data: str | Dataset, partition: Partition | None = None, seed: int = 0, test: bool | float = True, **options: Any
 ) -> Federation:
-    """Divide a data set among clients: by the partition, or without one by its natural clients.
+    """Divide a data set among clients.
 
-    `test=True` keeps the set's own test rows, with their natural clients where these are used and pooled otherwise;
-    a fraction holds out that part of every client instead; `False` leaves test rows out. Options go to the loader.
+    Args:
+        data: a name of `fs.data.available()`, or a data set that was loaded.
+        partition: the rule; None: the natural clients of the data set.
+        seed: of the partition and of the held-out rows.
+        test: True: the data set's test rows, with their natural clients where these are used, else pooled. A fraction:
+            that part of every client is held out instead. False: no test split.
+        **options: passed to the loader of the data set.
 
     >>> from fedstrata.data import Dirichlet
     >>> fed = federate("digits", Dirichlet(5, alpha=0.5), test=0.2)
@@ -24,7 +29,7 @@ def federate(
     """
     if not isinstance(data, str | Dataset):
         raise TypeError(
-            f"federate: data is a {type(data).__name__}; give a name from fs.data.available(), or arrays of your own "
+            f"federate: data is a {type(data).__name__}; give a name from fs.data.available(), or give arrays "
             'to fs.Federation.from_arrays({"x": X, "y": y}, partition).'
         )
     if not isinstance(partition, Partition | None):
@@ -38,14 +43,15 @@ def federate(
     else:
         raise ValueError(f"federate: test must be True, False or a fraction between 0 and 1, got {test!r}.")
     natural = partition is None
-    if natural and dataset.clients is None:
+    owners = dataset.clients if partition is None else partition
+    if owners is None:
         raise ValueError(
             f"federate: {name} has no natural clients; pass a partition, e.g. fs.data.IID(10) or "
             "fs.data.Dirichlet(10, 0.3)."
         )
     federation = Federation.from_arrays(
         dataset.train,
-        dataset.clients if natural else partition,
+        owners,
         classes=dataset.classes,
         names=dataset.client_names if natural else None,
         features=dataset.features,

@@ -1,7 +1,7 @@
 """Rules that divide one data set among clients: IID, label skew, quantity skew, natural groups, blocks of time.
 
-Every rule covers each row exactly once, leaves no client without a row and depends on its seed only. Random rules that
-would leave a client empty hand it a row drawn from the clients that have more than one (so a large client gives more).
+Every rule assigns each row exactly once, leaves no client without a row and depends only on its seed. Where a random
+rule would leave a client empty, it gets a row drawn from the clients with more than one (large clients give more).
 """
 
 import abc
@@ -30,7 +30,11 @@ def _by_shares(shares: np.ndarray, rows: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Partition(abc.ABC):
-    """A rule that gives each row a client."""
+    """A rule that assigns a client to each row.
+
+    Args:
+        clients: the number of clients.
+    """
 
     clients: int
 
@@ -44,11 +48,16 @@ class Partition(abc.ABC):
 
     @property
     def names(self) -> tuple[str, ...] | None:
-        """Client names that the rule knows; None for numbered clients."""
+        """The client names; None for numbered clients."""
         return None
 
     def assign(self, labels: int | np.ndarray, rng: int | np.random.Generator = 0) -> np.ndarray:
-        """The client id of each row, given the labels (or the number of rows where the rule needs no labels)."""
+        """The client of each row.
+
+        Args:
+            labels: the label of each row, or the number of rows where the rule needs no labels.
+            rng: a seed or a generator.
+        """
         if isinstance(labels, int | np.integer):
             rows, labels_or_none = int(labels), None
         else:
@@ -57,7 +66,7 @@ class Partition(abc.ABC):
         if rows < self.clients:
             raise ValueError(
                 f"{self._rule}: {self.clients} clients cannot share {rows} rows, each needs at least one; "
-                "ask for fewer clients or bring more rows."
+                "use fewer clients or more rows."
             )
         return self._assign(rows, labels_or_none, np.random.default_rng(rng)).astype(np.int64)
 
@@ -88,7 +97,10 @@ class Partition(abc.ABC):
 
 @dataclass(frozen=True)
 class IID(Partition):
-    """Rows dealt at random; client sizes differ by at most one.
+    """Rows assigned at random; client sizes differ by at most one.
+
+    Args:
+        clients: the number of clients.
 
     >>> np.bincount(IID(3).assign(8, rng=0))
     array([3, 3, 2])
@@ -102,6 +114,9 @@ class IID(Partition):
 class Contiguous(Partition):
     """Consecutive blocks in the order of the rows, e.g. periods of time; sizes differ by at most one.
 
+    Args:
+        clients: the number of clients.
+
     >>> Contiguous(2).assign(5)
     array([0, 0, 0, 1, 1])
     """
@@ -112,9 +127,11 @@ class Contiguous(Partition):
 
 @dataclass(frozen=True)
 class Dirichlet(Partition):
-    """Label skew (Hsu et al., 2019): each label's rows are shared out by a draw from Dirichlet(alpha, …, alpha).
+    """Label skew (Hsu et al., 2019): the rows of each label are divided by a draw from Dirichlet(alpha, …, alpha).
 
-    Small alpha: a label lives on few clients. Large alpha: all clients see the same mix.
+    Args:
+        clients: the number of clients.
+        alpha: above 0. Small: a label is on few clients. Large: all clients have the same label shares.
     """
 
     alpha: float
@@ -134,7 +151,12 @@ class Dirichlet(Partition):
 
 @dataclass(frozen=True)
 class LabelShards(Partition):
-    """McMahan et al. (2017): rows sorted by label, cut into equal shards, `shards_per_client` to each client."""
+    """Label skew (McMahan et al., 2017): rows sorted by label, cut into equal shards, dealt to the clients.
+
+    Args:
+        clients: the number of clients.
+        shards_per_client: the shards of each client.
+    """
 
     shards_per_client: int = 2
 
@@ -149,7 +171,7 @@ class LabelShards(Partition):
         if shards > rows:
             raise ValueError(
                 f"LabelShards: {self.clients} clients x {self.shards_per_client} shards are more than {rows} rows; "
-                "ask for fewer clients or fewer shards."
+                "use fewer clients or fewer shards."
             )
         mixed = rng.permutation(rows)
         order = mixed[np.argsort(codes[mixed], kind="stable")]  # by label, at random within a label
@@ -161,7 +183,12 @@ class LabelShards(Partition):
 
 @dataclass(frozen=True)
 class QuantitySkew(Partition):
-    """Unequal sizes, equal distributions: sizes by a draw from Dirichlet(alpha, …, alpha), rows dealt at random."""
+    """Unequal sizes, equal distributions: sizes by a draw from Dirichlet(alpha, …, alpha), rows assigned at random.
+
+    Args:
+        clients: the number of clients.
+        alpha: above 0; small values give very unequal sizes.
+    """
 
     alpha: float
 
@@ -178,6 +205,9 @@ class QuantitySkew(Partition):
 class ByColumn(Partition):
     """Natural clients: one for each distinct value, in sorted order, named after it.
 
+    Args:
+        values: the value of each row.
+
     >>> rule = ByColumn(["Oslo", "Bergen", "Oslo"])
     >>> rule.assign(3), rule.names
     (array([1, 0, 1]), ('Bergen', 'Oslo'))
@@ -191,7 +221,7 @@ class ByColumn(Partition):
             raise ValueError(f"ByColumn: one value per row is needed, got an array of shape {column.shape}.")
         missing = sum(v is None or v != v for v in column.tolist()) if column.dtype.kind in "fO" else 0
         if missing:
-            raise ValueError(f"ByColumn: {missing} rows have no value (NaN); drop them or give them their own client.")
+            raise ValueError(f"ByColumn: {missing} rows have no value (NaN); drop them or give them a value.")
         if column.dtype == object:
             column = column.astype(str)
         object.__setattr__(self, "values", column)

@@ -1,4 +1,4 @@
-"""Who has what: a table and a picture of a federation."""
+"""A table and a picture of the rows of each client of a federation."""
 
 from os import PathLike
 from pathlib import Path
@@ -6,21 +6,25 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedstrata.data.check import labels_of
+from fedstrata.data.validation import labels_of
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from fedstrata.base.figures import Figure
     from fedstrata.data.federation import Federation
-    from fedstrata.figures import Figure
 
 OKABE_ITO = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#CC79A7", "#F0E442", "#000000")
-FEW_CLASSES = 30  # more labels than this are not worth telling apart
+FEW_CLASSES = 30  # with more labels than this, bars are not divided
 FEW_CLIENTS = 150  # more bars than this are a histogram
 
 
 def label_counts(federation: "Federation", split: str = "train") -> np.ndarray | None:
-    """Rows of every client and class, (N, classes); None where there are no class labels.
+    """The number of rows by client and class, (N, classes); None without class labels.
+
+    Args:
+        federation: the data.
+        split: the split that is counted.
 
     >>> from fedstrata.data.federation import Federation
     >>> label_counts(Federation.from_arrays({"y": [0, 1, 1]}, [0, 0, 1]))
@@ -35,14 +39,14 @@ def label_counts(federation: "Federation", split: str = "train") -> np.ndarray |
 
 
 def _shares(counts: np.ndarray) -> str:
-    """The biggest classes of one client in words, e.g. "1: 60 %, 0: 40 %"."""
+    """The largest classes of one client as text, e.g. "1: 60 %, 0: 40 %"."""
     top = np.argsort(-counts, kind="stable")[:3]
-    said = ", ".join(f"{c}: {100 * counts[c] / max(counts.sum(), 1):.0f} %" for c in top if counts[c])
-    return said + (", …" if (counts > 0).sum() > 3 else "")
+    listed = ", ".join(f"{c}: {100 * counts[c] / max(counts.sum(), 1):.0f} %" for c in top if counts[c])
+    return listed + (", …" if (counts > 0).sum() > 3 else "")
 
 
 def summary(federation: "Federation", limit: int = 20) -> "Table":
-    """One line per client (the first `limit`), then the totals."""
+    """One line per client (the first `limit`), then the totals; see `Federation.summary`."""
     from rich.table import Table
 
     own = [name for name, split in federation.splits.items() if not split.pooled]
@@ -69,7 +73,7 @@ def summary(federation: "Federation", limit: int = 20) -> "Table":
 
 
 def _colours(classes: int) -> list:
-    """Distinct for colour-blind readers: the Okabe-Ito set, or an even ramp that also works in grey."""
+    """Colours for colour-blind readers: the Okabe-Ito set, or for more classes an even ramp that works in grey."""
     from matplotlib import colormaps
 
     if classes <= len(OKABE_ITO):
@@ -78,8 +82,8 @@ def _colours(classes: int) -> list:
 
 
 def plot(federation: "Federation", path: str | PathLike[str] | None = None) -> "Figure":
-    """Stacked bars of training rows by label; a histogram of client sizes when there are very many clients."""
-    from fedstrata.figures import Figure
+    """Stacked bars of training rows by label; a histogram of client sizes for more than `FEW_CLIENTS` clients."""
+    from fedstrata.base.figures import Figure
 
     clients, counts = federation.clients, np.asarray(federation["train"].counts)
     figure = Figure(figsize=(min(5 + 0.12 * clients, 14), 4), layout="constrained")

@@ -1,4 +1,4 @@
-"""Which examples a step looks at. A sampler answers with positions inside one client's shard."""
+"""Samplers: the positions in a client's shard of the examples of one step."""
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
@@ -10,54 +10,83 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int, PRNGKeyArray
 
-from fedstrata.clock import Clock, stream_key
-from fedstrata.data.permutation import below, key_words, permute
-from fedstrata.errors import unknown
-from fedstrata.random import bits, fold_in
+from fedstrata.base.clock import Clock, stream_key
+from fedstrata.base.errors import unknown
+from fedstrata.base.permutation import below, key_words, permute
+from fedstrata.base.random import bits, fold_in
 
 Index = tuple[Int[Array, " b"], Array | None]  # positions, and which of them count (None: all)
 
 
 class Draw(NamedTuple):
-    """Everything that one draw may depend on."""
+    """The arguments of one draw.
 
-    key: PRNGKeyArray  # folded from (seed, round, client)
-    lasting_key: PRNGKeyArray  # folded from (seed, client): the same in every round
+    Args:
+        key: folded from (seed, round, client).
+        lasting_key: folded from (seed, client): the same in every round.
+        clock: the round and step.
+        client: the number of the client.
+        name: the stream.
+        number: the number of the stream.
+    """
+
+    key: PRNGKeyArray
+    lasting_key: PRNGKeyArray
     clock: Clock
     client: Array
-    name: str  # of the stream
+    name: str
     number: int
 
 
 class Sampler(eqx.Module):
+    """A rule that draws the examples of each step; subclasses define `draw` and `rows`."""
+
     ahead: ClassVar[bool] = True  # all steps of a round are drawn at once, before the first
 
     @abstractmethod
     def draw(self, at: Draw, count: Array, capacity: int) -> Index:
-        """Positions in [0, count); `capacity` is the largest count of any client."""
+        """Positions in [0, count), and which of them count.
+
+        Args:
+            at: the keys and the clock.
+            count: the rows of the client.
+            capacity: the largest count of any client.
+        """
 
     @abstractmethod
     def rows(self, capacity: int) -> int:
-        """How many examples one draw holds."""
+        """The number of examples of one draw."""
 
     def seen(self, local_step: Array, count: Array) -> Array | None:
-        """How many of them count in this step, where that differs between clients."""
+        """The number of examples that count in this step; None where it is `rows` for all clients."""
         return None
 
     @property
     def may_idle(self) -> bool:
-        """Whether a client may be done before the others; its remaining steps then change nothing."""
+        """Whether a client may finish before the others; its remaining steps then change nothing."""
         return False
 
     def check(self, counts: np.ndarray, name: Any, streams: Sequence[str] | None = None) -> None:
-        """Refuse shards that this sampler cannot serve to these streams (None: all), before anything runs."""
+        """Raise if this sampler cannot draw from a client's shard.
+
+        Args:
+            counts: the rows of each client.
+            name: the name of a client, by number.
+            streams: the streams that are drawn; None: all.
+        """
 
     def check_length(self, rounds: int, steps: int, capacity: int) -> None:
-        """Refuse a run that is longer than this sampler can serve; capacity: the most rows of a client."""
+        """Raise for a run that is too long for this sampler.
+
+        Args:
+            rounds: of the run.
+            steps: local steps per round.
+            capacity: the most rows of a client.
+        """
         if rounds * steps >= 2**31:
             raise ValueError(
                 f"rounds={rounds} × {steps} local steps: local steps are numbered in 32 bits, and a run has fewer than "
-                "2**31; run fewer rounds, and go on from their solution (params=)"
+                "2**31; run fewer rounds, and continue from their solution (params=)"
             )
 
 
@@ -68,7 +97,11 @@ def _positive(who: str, **values: Any) -> None:
 
 
 class WithReplacement(Sampler):
-    """Independent uniform draws: the sampling that the papers' theory assumes."""
+    """Independent uniform draws, as the theory of most papers assumes.
+
+    Args:
+        batch_size: the examples of one draw.
+    """
 
     batch_size: int
 
@@ -84,11 +117,14 @@ class WithReplacement(Sampler):
 
 
 class Epochs(Sampler):
-    """Reshuffled epochs: every example once before any comes twice.
+    """Reshuffled epochs: every example is drawn once before any is drawn twice.
 
-    per_round=None: the epoch goes on over the rounds. per_round=E: every round is E epochs of its own shuffling, and
-    steps beyond E epochs of a client's data are idle for it, so that clients of different sizes do "E local epochs".
-    The batches of `local_begin` and `local_end` come from separate epochs, which advance by one batch a round.
+    The batches of `local_begin` and `local_end` come from separate epochs, which advance by one batch per round.
+
+    Args:
+        batch_size: the examples of one draw.
+        per_round: None: epochs continue over the rounds. E: every round is E newly shuffled epochs; a client is idle in
+            steps beyond E epochs of its data, so that clients of different sizes all do E local epochs.
     """
 
     batch_size: int
@@ -101,9 +137,9 @@ class Epochs(Sampler):
 
     def draw(self, at: Draw, count: Array, capacity: int) -> Index:
         whole_round, count = self.per_round is not None, jnp.maximum(count, 1)
-        step, own = (at.clock.local_step, 0) if whole_round else (at.clock.step, at.clock.round)
-        # `local_begin` and `local_end`, whose local steps are negative, shuffle apart, and draw once a round.
-        step = jnp.where(at.clock.local_step < 0, own, step)
+        step, visit = (at.clock.local_step, 0) if whole_round else (at.clock.step, at.clock.round)
+        # `local_begin` and `local_end`, whose local steps are negative, have separate epochs and draw once per round.
+        step = jnp.where(at.clock.local_step < 0, visit, step)
         whole = step // count if self._long(capacity) else 0  # step × batch size may pass 32 bits: count by shards
         position = (step - whole * count) * self.batch_size + jnp.arange(self.batch_size, dtype=jnp.int32)
         epoch = whole * self.batch_size + position // count
@@ -114,7 +150,7 @@ class Epochs(Sampler):
         return index, (epoch < self.per_round if self.per_round is not None else None)
 
     def _long(self, capacity: int) -> bool:
-        """Whether positions within `capacity` steps fit 32 bits, so that a run may be as long as it likes."""
+        """Whether positions within `capacity` steps fit 32 bits, so that the length of a run is not limited."""
         return capacity * self.batch_size < 2**31
 
     def rows(self, capacity: int) -> int:
@@ -132,7 +168,11 @@ class Epochs(Sampler):
         return self.per_round is not None
 
     def steps(self, counts: np.ndarray) -> int:
-        """The local steps that `per_round` epochs take on the largest client."""
+        """The local steps of `per_round` epochs on the largest client.
+
+        Args:
+            counts: the rows of each client.
+        """
         return int(np.ceil((self.per_round or 1) * counts.max() / self.batch_size))
 
     def check_length(self, rounds: int, steps: int, capacity: int) -> None:
@@ -179,10 +219,13 @@ class Whole(Sampler):
 
 
 class Replay(Sampler):
-    """Given positions: `indices[stream]` has shape (rounds, steps, clients, batch). Tests and audits drive with it.
+    """Given positions, for tests and audits.
 
     `local_begin` reads the last row of the steps and `local_end` the one before: append both where a method samples
     there.
+
+    Args:
+        indices: for each stream an array of positions, of shape (rounds, steps, clients, batch).
     """
 
     ahead: ClassVar[bool] = False
@@ -210,7 +253,7 @@ class Replay(Sampler):
                 raise ValueError(f"Replay: indices[{stream!r}] leave the {counts[client]} examples of {name(client)}")
 
     def check_length(self, rounds: int, steps: int, capacity: int) -> None:
-        """Refuse a table that ends before the run does."""
+        """Raise for a table that is shorter than the run."""
         super().check_length(rounds, steps, capacity)
         for stream, table in self.indices.items():
             have = np.shape(table)[:2]
@@ -221,7 +264,12 @@ class Replay(Sampler):
 
 
 def sampler(batch_size: "int | Literal['all'] | Sampler", sampling: str = "replacement") -> Sampler:
-    """The sampler that `batch_size` and `sampling` ("replacement" or "epochs") name."""
+    """The sampler of a batch size.
+
+    Args:
+        batch_size: the examples of one draw, "all", or a sampler.
+        sampling: "replacement" or "epochs".
+    """
     if isinstance(batch_size, Sampler):
         return batch_size
     kinds = {"replacement": WithReplacement, "epochs": Epochs}
@@ -237,8 +285,14 @@ def sampler(batch_size: "int | Literal['all'] | Sampler", sampling: str = "repla
 class Balanced(Sampler):
     """Draws from the pooled data of all clients: a client by its weight, then one of its examples.
 
-    What a centralised method needs to minimise the same objective as the federated ones; `whole` takes all examples
-    with those weights instead. start, count: the clients' rows in the pooled data.
+    With it a centralised method minimises the same objective as the federated ones.
+
+    Args:
+        batch_size: the examples of one draw.
+        start: the first row of each client in the pooled data.
+        count: the rows of each client.
+        by_size: whether clients weigh by their rows; else all weigh the same.
+        whole: whether to take all examples with these weights instead of drawing.
     """
 
     batch_size: int

@@ -1,4 +1,4 @@
-"""The rows of all clients in one flat data set, and lazily made client names."""
+"""A split: the rows of all clients in one flat data set. And default client names."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +11,10 @@ import numpy as np
 
 @dataclass(frozen=True)
 class DefaultNames(Sequence[str]):
-    """The names "client 0", "client 1", …, made when asked for: a million clients need no million strings.
+    """The names "client 0", "client 1", …, made on access: a million clients need no million strings.
+
+    Args:
+        length: the number of clients.
 
     >>> names = DefaultNames(1_000_000)
     >>> names[7], names[-1], len(names)
@@ -33,11 +36,17 @@ class DefaultNames(Sequence[str]):
 
 
 class Split(eqx.Module):
-    """The rows of all clients, one client after the other: client i owns rows offsets[i] to offsets[i+1]."""
+    """The rows of all clients, one client after the other.
 
-    examples: Any  # a pytree, by convention {"x": (n, …), "y": (n,)}; every leaf has n rows
-    offsets: Any  # int64 (N+1,); a traced array inside jit
-    pooled: bool = eqx.field(static=True, default=False)  # owned by nobody: offsets are (0, n)
+    Args:
+        examples: a tree of arrays, by convention {"x": (n, …), "y": (n,)}; every leaf has n rows.
+        offsets: client i has the rows offsets[i] to offsets[i + 1]; int64 of shape (N + 1,), traced inside `jax.jit`.
+        pooled: whether the rows belong to no client; offsets are then (0, n).
+    """
+
+    examples: Any
+    offsets: Any
+    pooled: bool = eqx.field(static=True, default=False)
 
     @property
     def size(self) -> int:
@@ -60,7 +69,11 @@ class Split(eqx.Module):
         return np.repeat(np.arange(self.clients), self.counts)
 
     def shard(self, client: int) -> Any:
-        """The rows of one client, as views."""
+        """The rows of one client, as views.
+
+        Args:
+            client: its number, from 0.
+        """
         if not 0 <= client < self.clients:
             raise IndexError(
                 f"Split.shard: there is no client {client}; this split has clients 0 to {self.clients - 1}."

@@ -1,9 +1,11 @@
 """A bilevel problem whose clients disagree: which methods reach a stationary point, and how far others stay from it.
 
-Every client has quadratic upper and lower objectives of its own, batches are whole shards, and all methods take the
+Every client has different quadratic upper and lower objectives, batches are whole shards, and all methods take the
 same steps, five to a round. With lower_level="client" every client solves its own lower problem, with "global" there is
 one for all. Stationarity below about 1e-6 needs float64: set JAX_ENABLE_X64=1.
 """
+
+from typing import Any
 
 from fedstrata.experiments.base import Experiment, Setup
 
@@ -22,7 +24,15 @@ def build(
 ) -> Setup:
     """f = ½|y − t|² + ½|x − c|² above, g = ½ yᵀA y − yᵀ(B x + b) below, with A, B, b, t and c by client and row.
 
-    spread: how much clients differ. noise: how much rows of a client differ, which small batches notice.
+    Args:
+        lower_level: "client" (a y for each) or "global" (one for all).
+        clients: how many.
+        rows: of each client.
+        dimension: of x.
+        lower_dimension: of y.
+        spread: how much clients differ.
+        noise: how much the rows of a client differ; small batches see it.
+        seed: the seed of all that is random about the data.
     """
     import jax
     import jax.numpy as jnp
@@ -44,8 +54,8 @@ def build(
     train = Federation.from_clients(data)["train"]
     lower = lambda x, y, e: 0.5 * y @ e["A"] @ y - y @ (e["B"] @ x + e["b"])
     upper = lambda x, y, e: 0.5 * jnp.sum((y - e["t"]) ** 2) + 0.5 * jnp.sum((x - e["c"]) ** 2)
-    start = {"start": jnp.zeros(d, kind), "model": _Start(p)}
-    problem = Bilevel(upper, lower, lower_level=lower_level, **start)  # pyright: ignore[reportArgumentType]
+    options: dict[str, Any] = {"start": jnp.zeros(d, kind), "model": _Start(p), "lower_level": lower_level}
+    problem = Bilevel(upper, lower, **options)
     return Setup(problem, Federation({"train": train, "valid": train}))
 
 

@@ -9,7 +9,14 @@ STEPS = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 
 
 def build(clients: int = 10, alpha: float = 0.1, l2: float = 0.001, seed: int = 0) -> Setup:
-    """Wisconsin breast cancer, standardised, labels divided by a Dirichlet draw (hsu2019), a fifth for tests."""
+    """Wisconsin breast cancer, standardised, labels divided by a Dirichlet draw (hsu2019), a fifth for tests.
+
+    Args:
+        clients: how many.
+        alpha: of the Dirichlet draw; small values skew labels.
+        l2: the weight of the squared norm in the objective.
+        seed: the seed of the division.
+    """
     from fedstrata.data import Dirichlet, federate
     from fedstrata.models import Linear
     from fedstrata.problems.average import Average
@@ -29,7 +36,7 @@ EXPERIMENT = Experiment(
         "CentralSGD": {"step_size": 0.1, "local_steps": 10},
         "FedAvg": {"step_size": 0.3, "local_steps": 10},
         "FedProx": {"step_size": 0.3, "local_steps": 10, "mu": 0.1},
-        "Scaffold": {"step_size": 0.1, "local_steps": 10},
+        "SCAFFOLD": {"step_size": 0.1, "local_steps": 10},
         "FedAdam": {"step_size": 1.0, "local_steps": 10, "server_step_size": 0.1},
     },
     common={"step_size": 0.1, "local_steps": 10},

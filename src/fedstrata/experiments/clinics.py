@@ -8,7 +8,7 @@ of two clinics cannot be compared unless the model learns to ignore the directio
 its size (radius, perimeter, area, concave points), with which the task is too easy to tell methods apart.
 
 Methods, divisions and tuning are those of the experiment `hospitals`; the step sizes are those that
-`python -m fedstrata.experiments.hospitals.tuning clinics` prints.
+`python -m fedstrata.experiments.site_study.tuning clinics` prints.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedstrata.experiments.base import Setup
-from fedstrata.experiments.hospitals.methods import LOCAL_STEPS, settings
-from fedstrata.experiments.hospitals.sites import Sites
-from fedstrata.experiments.hospitals.study import Study
+from fedstrata.experiments.site_study.methods import LOCAL_STEPS, settings
+from fedstrata.experiments.site_study.sites import Sites
+from fedstrata.experiments.site_study.study import Study
 
 if TYPE_CHECKING:
     from fedstrata.data.federation import Federation
@@ -31,7 +31,9 @@ MEASUREMENTS = ("texture", "smoothness", "compactness", "concavity", "symmetry",
 def build(shift: float = 1.0, l2: float = 0.001) -> Setup:
     """Four clinics; a seed of the run draws who goes where, the offsets, and the division.
 
-    shift: the size of a clinic's offsets, in standard deviations of the measurement. l2: of every method's objective.
+    Args:
+        shift: the size of a clinic's offsets, in standard deviations of the measurement.
+        l2: the weight of the squared norm in every method's objective.
     """
     if not 0 <= shift < float("inf"):
         raise ValueError(f"clinics: shift={shift} must be at least 0")
@@ -49,7 +51,7 @@ def _tumours() -> tuple[np.ndarray, np.ndarray]:
 
 def _divided(table: np.ndarray, malignant: np.ndarray, shift: float, seed: int) -> "Federation":
     from fedstrata.data import Federation
-    from fedstrata.experiments.hospitals.sites import divided
+    from fedstrata.experiments.site_study.sites import divided
 
     rng = np.random.default_rng(seed)
     clinic = np.empty(len(malignant), np.int64)

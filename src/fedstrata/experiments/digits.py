@@ -9,7 +9,13 @@ STEPS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 
 
 def build(clients: int = 20, alpha: float = 0.3, seed: int = 0) -> Setup:
-    """Scikit-learn's 8 x 8 digits, labels divided by a Dirichlet draw (hsu2019), a fifth of every client for tests."""
+    """Scikit-learn's 8 x 8 digits, labels divided by a Dirichlet draw (hsu2019), a fifth of every client for tests.
+
+    Args:
+        clients: how many.
+        alpha: of the Dirichlet draw; small values skew labels.
+        seed: the seed of the division.
+    """
     from fedstrata.data import Dirichlet, federate
     from fedstrata.models import MLP
     from fedstrata.problems.average import Average
@@ -29,7 +35,7 @@ EXPERIMENT = Experiment(
         "CentralSGD": {"step_size": 0.3, "local_steps": 10},
         "FedAvg": {"step_size": 0.3, "local_steps": 10},
         "FedProx": {"step_size": 1.0, "local_steps": 10, "mu": 0.1},
-        "Scaffold": {"step_size": 0.3, "local_steps": 10},
+        "SCAFFOLD": {"step_size": 0.3, "local_steps": 10},
         "FedAdam": {"step_size": 0.3, "local_steps": 10, "server_step_size": 0.01},
     },
     common={"step_size": 0.3, "local_steps": 10},

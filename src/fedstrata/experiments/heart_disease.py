@@ -9,7 +9,12 @@ STEPS = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 
 
 def build(l2: float = 0.001, seed: int = 0) -> Setup:
-    """The four hospitals as they are, a quarter of each for tests."""
+    """The four hospitals as they are, a quarter of each for tests.
+
+    Args:
+        l2: the weight of the squared norm in the objective.
+        seed: the seed of the division into train and test.
+    """
     from fedstrata.data import federate
     from fedstrata.models import Linear
     from fedstrata.problems.average import Average
@@ -30,7 +35,7 @@ EXPERIMENT = Experiment(
         "CentralSGD": {"step_size": 0.03, "local_steps": 10},
         "FedAvg": {"step_size": 0.03, "local_steps": 10},
         "FedProx": {"step_size": 0.03, "local_steps": 10, "mu": 1.0},
-        "Scaffold": {"step_size": 0.03, "local_steps": 10},
+        "SCAFFOLD": {"step_size": 0.03, "local_steps": 10},
         "FedAdam": {"step_size": 1.0, "local_steps": 10, "server_step_size": 0.1},
     },
     common={"step_size": 0.1, "local_steps": 10},

@@ -19,7 +19,13 @@ def build(
 ) -> Setup:
     """Synthetic data: client i has slopes w + spread w_i, where half of w is zero, and features of scale 0.5 to 1.5.
 
-    weight: of the l1 norm, which is on the slopes; the intercept is free.
+    Args:
+        clients: how many.
+        rows: of each client.
+        features: how many.
+        spread: how much the clients' slopes differ.
+        weight: of the l1 norm of the slopes; the intercept is free.
+        seed: the seed of all that is random about the data.
     """
     import jax
     import jax.numpy as jnp
@@ -54,7 +60,11 @@ def build(
 
 
 def normal_equations(parts: Sequence[Mapping[str, Any]]) -> tuple[Any, Any]:
-    """H and r of the mean of the clients' losses, ½ wᵀHw − rᵀw + constant, slopes first and intercept last."""
+    """H and r of the mean of the clients' losses, ½ wᵀHw − rᵀw + constant, slopes first and intercept last.
+
+    Args:
+        parts: the data of each client.
+    """
     import numpy as np
 
     hessian, right = 0.0, 0.0
@@ -65,7 +75,12 @@ def normal_equations(parts: Sequence[Mapping[str, Any]]) -> tuple[Any, Any]:
 
 
 def optimum(parts: Sequence[Mapping[str, Any]], weight: float) -> Any:
-    """The minimum of the mean of the clients' losses plus the l1 norm of the slopes, intercept last."""
+    """The minimum of the mean of the clients' losses plus the l1 norm of the slopes, intercept last.
+
+    Args:
+        parts: the data of each client.
+        weight: of the l1 norm.
+    """
     import numpy as np
 
     from fedstrata.experiments.solvers import fista, soft
@@ -88,7 +103,7 @@ EXPERIMENT = Experiment(
         "FedNMap": {**SAME, "gamma": 1.0},
         "Zhang2024": SAME,
         "FedCanon": SAME,
-        "ScaffoldServerProx": SAME,
+        "SCAFFOLDServerProx": SAME,
         "FedDA": SAME,
         "FedMid": SAME,
         # The true μ: the smallest eigenvalue of the mean Hessian of the default data, rounded down. Of β = 1, 2, 3, 5,

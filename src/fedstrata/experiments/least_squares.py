@@ -13,7 +13,15 @@ SAME = {"step_size": 0.05, "local_steps": 10}
 
 
 def build(clients: int = 10, rows: int = 60, features: int = 20, spread: float = 1.0, seed: int = 0) -> Setup:
-    """Synthetic data: client i has slopes w + spread w_i and features of scale 0.5 to 1.5."""
+    """Synthetic data: client i has slopes w + spread w_i and features of scale 0.5 to 1.5.
+
+    Args:
+        clients: how many.
+        rows: of each client.
+        features: how many.
+        spread: how much the clients' slopes differ.
+        seed: the seed of all that is random about the data.
+    """
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -47,7 +55,11 @@ def build(clients: int = 10, rows: int = 60, features: int = 20, spread: float =
 
 
 def optimum(parts: Sequence[Mapping[str, Any]]) -> Any:
-    """The minimum of the mean of the clients' mean squared errors, slopes first and intercept last."""
+    """The minimum of the mean of the clients' mean squared errors, slopes first and intercept last.
+
+    Args:
+        parts: the data of each client.
+    """
     import numpy as np
 
     normal, right = 0.0, 0.0
@@ -68,7 +80,7 @@ EXPERIMENT = Experiment(
         "CentralSGD": SAME,
         "FedAvg": SAME,
         "FedProx": {**SAME, "mu": 1.0},
-        "Scaffold": SAME,
+        "SCAFFOLD": SAME,
         "FedSGD": {"step_size": 0.05},
     },
     common=SAME,

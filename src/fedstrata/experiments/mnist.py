@@ -9,7 +9,13 @@ STEPS = (0.03, 0.1, 0.3, 1.0)
 
 
 def build(clients: int = 100, shards: int = 2, seed: int = 0) -> Setup:
-    """The 60,000 training images by label shards, an MLP 784-32-10; MNIST's own test images, pooled."""
+    """The 60,000 training images by label shards, an MLP 784-32-10; MNIST's own test images, pooled.
+
+    Args:
+        clients: how many.
+        shards: label shards of a client.
+        seed: the seed of the division.
+    """
     from fedstrata.data import LabelShards, federate
     from fedstrata.models import MLP
     from fedstrata.problems.average import Average
@@ -30,7 +36,7 @@ EXPERIMENT = Experiment(
         "CentralSGD": {"step_size": 0.3, "local_steps": 10},
         "FedAvg": {"step_size": 0.3, "local_steps": 10},
         "FedProx": {"step_size": 0.3, "local_steps": 10, "mu": 0.01},
-        "Scaffold": {"step_size": 0.1, "local_steps": 10},
+        "SCAFFOLD": {"step_size": 0.1, "local_steps": 10},
         "FedAdam": {"step_size": 0.3, "local_steps": 10, "server_step_size": 0.01},
     },
     common={"step_size": 0.1, "local_steps": 10},

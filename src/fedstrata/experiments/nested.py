@@ -1,6 +1,6 @@
 """A nested problem whose clients disagree: which methods reach a stationary point, and how far the others stay from it.
 
-Every client has matrices of its own at every level, batches are whole shards, and all methods take the same steps. With
+Every client has different matrices at every level, batches are whole shards, and all methods take the same steps. With
 inner="global" the levels are expectations over all clients; a method that averages its estimates of them, but makes
 each from one client's data, stops at a distance that no step size shrinks. With inner="client" every client composes
 its own levels; then only the client drift of ordinary federated learning is left. Stationarity below about 1e-6 needs
@@ -26,7 +26,15 @@ def build(
 ) -> Setup:
     """Inner levels y + ½ tanh(A y + b), the last ½|A y − b|² + 0.1|y|², with A and b by client, level and row.
 
-    spread: how much clients differ. noise: how much rows of a client differ, which small batches notice.
+    Args:
+        levels: K.
+        inner: "global" or "client": whose expectation an inner level is.
+        clients: how many.
+        rows: of each client.
+        dimension: of x and of every inner level.
+        spread: how much clients differ.
+        noise: how much the rows of a client differ; small batches see it.
+        seed: the seed of all that is random about the data.
     """
     import jax
     import jax.numpy as jnp
@@ -50,8 +58,9 @@ def build(
             return lambda y, e: y + 0.5 * jnp.tanh(image(y, e) + e["b"][number])
         return lambda y, e: 0.5 * jnp.sum((image(y, e) - e["b"][number]) ** 2) + 0.1 * jnp.sum(y**2)
 
-    start = _Start(np.linspace(0.5, -0.5, dimension).astype(kind))
-    problem = Nested([level(k) for k in range(levels)], inner=inner, model=start)  # pyright: ignore[reportArgumentType]
+    start: Any = _Start(np.linspace(0.5, -0.5, dimension).astype(kind))
+    coupling: Any = inner
+    problem = Nested([level(k) for k in range(levels)], inner=coupling, model=start)
     return Setup(problem, Federation.from_clients(data))
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedstrata.directions import is_gain
+from fedstrata.base.directions import is_gain
 from fedstrata.report.history import History
 from fedstrata.report.labels import label_ends
 from fedstrata.report.plots import COLOURS, STYLES, Curve, X, curve, far_apart, sends_nothing
@@ -15,7 +15,7 @@ from fedstrata.report.series import Series, series
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from fedstrata.figures import Figure
+    from fedstrata.base.figures import Figure
 
 _ACROSS: dict[X, str] = {"megabytes": "megabytes sent (up + down, all clients)", "round": "communication rounds"}
 
@@ -30,10 +30,16 @@ def picture(
     """A row of two panels per column; lines are labelled at the right, bands show one deviation over seeds.
 
     A method that sends nothing (a centralised one) is a thin horizontal line against megabytes, at its final level.
+
+    Args:
+        histories: by label.
+        columns: what to draw, a row each.
+        title: the line above.
+        path: where to save it; None does not.
     """
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    from fedstrata.figures import Figure
+    from fedstrata.base.figures import Figure
 
     lines = [line for line in series(histories, "picture") if all(c in line.history.columns for c in columns)]
     longest = max(len(line.label) for line in lines)

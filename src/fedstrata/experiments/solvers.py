@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 TOLERANCE = 1e-9  # how far a reference may violate its optimality condition
 
 
-class Solved(NamedTuple):
+class ReferenceSolution(NamedTuple):
     x: np.ndarray
     residual: float  # the largest entry of |x − prox(x − s∇f(x))|/s
     steps: int
@@ -29,7 +29,7 @@ def fista(
     tolerance: float = 1e-15,
     limit: int = 10_000,
     momentum: bool = True,
-) -> Solved:
+) -> ReferenceSolution:
     r"""Accelerated proximal gradient steps, begun anew whenever the momentum points uphill.
 
     $$ x^+ = \mathrm{prox}_{s\varphi}(y - s \nabla f(y)), \qquad
@@ -40,24 +40,38 @@ def fista(
 
     >>> fista(lambda w: w - 2, lambda z, s: soft(z, s), np.zeros(1), 0.5).x.round(12).tolist()  # ½(w − 2)² + |w|
     [1.0]
+
+    Args:
+        gradient: ∇f.
+        prox: the proximal operator, `prox(z, step)`.
+        x: the start.
+        step: s, at most 1/L.
+        tolerance: the residual at which it stops.
+        limit: the largest number of steps.
+        momentum: without it, the proximal gradient method.
     """
     y, t, residual = x, 1.0, math.inf
     for steps in range(1, limit + 1):
         new = prox(y - step * gradient(y), step)
         residual = float(np.abs(y - new).max()) / step
         if residual <= tolerance:
-            return Solved(new, residual, steps)
+            return ReferenceSolution(new, residual, steps)
         if momentum and (y - new) @ (new - x) <= 0:
             grown = (1 + math.sqrt(1 + 4 * t * t)) / 2
             y, t = new + (t - 1) / grown * (new - x), grown
         else:
             y, t = new, 1.0
         x = new
-    return Solved(x, residual, limit)
+    return ReferenceSolution(x, residual, limit)
 
 
 def soft(z: np.ndarray, threshold: float | np.ndarray) -> np.ndarray:
-    """sign(z) (|z| − threshold)₊"""
+    """sign(z) (|z| − threshold)₊
+
+    Args:
+        z: numbers.
+        threshold: what they shrink by.
+    """
     return z - np.clip(z, -threshold, threshold)
 
 
@@ -126,6 +140,9 @@ def reference(objective: SparseLogistic) -> Reference:
 
     With the l1 norm it is the optimum. MCP is not convex: there it is the stationary point that lies nearest on
     skglm's way, which may be neither the only nor the lowest one.
+
+    Args:
+        objective: loss, data and penalty.
     """
     convex = objective._replace(theta=math.inf)
     found = _skglm(convex, np.zeros(objective.x.shape[1] + 1))
@@ -161,7 +178,7 @@ def _skglm(objective: SparseLogistic, start: np.ndarray) -> np.ndarray:
         return solver.solve(x, objective.signs, loss, penalty, start.copy(), objective.scores(start))[0]
 
 
-@functools.cache  # a class of its own for every call would be compiled again every time
+@functools.cache  # a new class for every call would be compiled every time
 def _weighted_logistic() -> Any:
     try:
         from numba import float64

@@ -10,7 +10,7 @@ zero or fall below it. On a9a FedNMap and Zhang2024 both end 1.3e-4 above it, af
 finds no reference with θ = 300; it does with 2000 (`--data data=w8a --data penalty=mcp --data theta=2000`).
 
 The hyper-parameters below are those that `python -m fedstrata.experiments.sparse_logistic` prints for the l1 norm.
-With `mcp` behind it the choice differs for FedCanon and ScaffoldServerProx (step_size 1) and for FastFedDA (beta 0.1).
+With `mcp` behind it the choice differs for FedCanon and SCAFFOLDServerProx (step_size 1) and for FastFedDA (beta 0.1).
 """
 
 import contextlib
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from fedstrata.data.federation import Federation
     from fedstrata.experiments.solvers import SparseLogistic
     from fedstrata.problems.regularized import Regularized
-    from fedstrata.runtime.tune import Tuned
+    from fedstrata.simulate.tune import Tuned
 
 STEPS = (0.03, 0.1, 0.3, 1.0, 3.0)
-STEPPED = ("Zhang2024", "FedCanon", "ScaffoldServerProx", "FedDA", "FedMid", "FedAvgLocalProx", "FedAvgServerProx")
+STEPPED = ("Zhang2024", "FedCanon", "SCAFFOLDServerProx", "FedDA", "FedMid", "FedAvgLocalProx", "FedAvgServerProx")
 # FedNMap has γ beside the step, and FastFedDA has μ and β in place of one: 15 and 16 settings, where the others have 5.
 # A longer γ than 100 is not offered, because it has to stay below MCP's θ; the logistic loss has no μ to speak of, so
 # FastFedDA's is a setting like any other.
@@ -54,10 +54,17 @@ def build(
 ) -> Setup:
     """A set of LIBSVM (a9a, w8a, …), labels divided by a Dirichlet draw (hsu2019), all rows for training.
 
-    penalty: l1 or mcp, of this weight λ. theta: of MCP. Every prox must stay below it: γ of FedNMap (up to 100 in the
-    grid), η Q of the others (up to 3 · 10) and 2/μ of FastFedDA (up to 200) all do below 300. It is no mild choice: the
-    penalty stops growing at θλ = 0.9, and nearly half of the reference's nonzero slopes on a9a lie beyond. On w8a, with
-    its rarer features, slopes run away under it and no reference is found; take theta=2000 there.
+    Args:
+        data: a set of LIBSVM: a9a, w8a, …
+        penalty: l1 or mcp.
+        clients: how many.
+        alpha: of the Dirichlet draw; small values skew labels.
+        weight: λ of the penalty.
+        theta: θ of MCP. Every prox must stay below it: γ of FedNMap (up to 100 in the grid), η Q of the others (up to 3
+            · 10) and 2/μ of FastFedDA (up to 200) all do below 300. The penalty stops growing at θλ = 0.9, and nearly
+            half of the reference's nonzero slopes on a9a lie beyond. On w8a, which has rarer features, no reference is
+            found with 300; take 2000 there.
+        seed: the seed of the division.
     """
     from fedstrata.data import Dirichlet, federate
 
@@ -69,10 +76,18 @@ def build(
 def problem_on(
     federation: "Federation", penalty: str, weight: float, theta: float, settings: dict[str, Any]
 ) -> "Regularized":
-    """Logistic regression with the penalty on the slopes, the intercept free, and the gap as a metric."""
+    """Logistic regression with the penalty on the slopes, the intercept free, and the gap as a metric.
+
+    Args:
+        federation: the data.
+        penalty: l1 or mcp.
+        weight: λ of the penalty.
+        theta: θ of MCP.
+        settings: what names the reference in the cache.
+    """
     import jax.numpy as jnp
 
-    from fedstrata.errors import unknown
+    from fedstrata.base.errors import unknown
     from fedstrata.experiments.solvers import SparseLogistic
     from fedstrata.models import Linear
     from fedstrata.problems.base import Metric
@@ -97,11 +112,16 @@ def problem_on(
 
 
 def kept_reference(objective: "SparseLogistic", settings: dict[str, Any]) -> "np.ndarray":
-    """The reference point, computed once: a file in the user's cache holds it, if it still is one for these data."""
+    """The reference point, computed once: a file in the user's cache holds it, if it still is one for these data.
+
+    Args:
+        objective: loss, data and penalty.
+        settings: what names the file.
+    """
     import numpy as np
 
+    from fedstrata.base.files import cache_folder, replacing
     from fedstrata.experiments.solvers import TOLERANCE, reference
-    from fedstrata.files import cache_folder, replacing
 
     words = json.dumps({**settings, "weight": objective.weight, "theta": objective.theta}, sort_keys=True)
     path = cache_folder() / "references" / f"sparse_logistic_{hashlib.sha256(words.encode()).hexdigest()[:16]}.npz"
@@ -126,7 +146,7 @@ EXPERIMENT = Experiment(
         "FedNMap": {"step_size": 1.0, "local_steps": 10, "gamma": 100.0},
         "Zhang2024": {"step_size": 1.0, "local_steps": 10},
         "FedCanon": {"step_size": 0.3, "local_steps": 10},
-        "ScaffoldServerProx": {"step_size": 0.3, "local_steps": 10},
+        "SCAFFOLDServerProx": {"step_size": 0.3, "local_steps": 10},
         "FedDA": {"step_size": 0.1, "local_steps": 10},
         "FedMid": {"step_size": 0.1, "local_steps": 10},
         "FastFedDA": {"strong_convexity": 0.03, "beta": 0.03, "local_steps": 10},
@@ -143,8 +163,12 @@ def tune(setup: Setup, rounds: int | None = None) -> Iterator[tuple[str, "Tuned"
 
     This compares optimisers, so nothing is held out; and since nothing is random, one seed is enough. The column is
     "gap", the objective less a constant: in float32 the objective itself cannot tell the best settings apart.
+
+    Args:
+        setup: problem and data.
+        rounds: of every run.
     """
-    from fedstrata.runtime.tune import tune as choose
+    from fedstrata.simulate.tune import tune as choose
 
     last = rounds or EXPERIMENT.rounds
     only_end = {"evaluate_every": last, "stationarity": False, "execution": "map"}

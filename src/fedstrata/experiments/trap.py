@@ -18,6 +18,12 @@ def offset_sites(seed: int = 0, patients: int = 300, sites: int = 2, offset: flo
 
     >>> offset_sites(patients=10)["train"].counts.tolist()
     [10, 10]
+
+    Args:
+        seed: the seed of the readings.
+        patients: of each site.
+        sites: how many.
+        offset: what a site's laboratory reads above that of the site before.
     """
     import numpy as np
 

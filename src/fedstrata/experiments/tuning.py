@@ -13,14 +13,19 @@ from typing import TYPE_CHECKING
 from fedstrata.experiments import Experiment, Setup, get
 
 if TYPE_CHECKING:
-    from fedstrata.runtime.tune import Tuned
+    from fedstrata.simulate.tune import Tuned
 
 SEEDS = (1000, 1001, 1002)
 
 
 def tuned(experiment: Experiment, rounds: int | None = None) -> Iterator[tuple[str, "Tuned"]]:
-    """The choice for every method that has a grid, one after another."""
-    from fedstrata.runtime.tune import tune
+    """The choice for every method that has a grid, one after another.
+
+    Args:
+        experiment: the experiment.
+        rounds: of every run; None takes the experiment's.
+    """
+    from fedstrata.simulate.tune import tune
 
     setup = experiment.build()
     setup = Setup(setup.problem, setup.federation.hold_out("valid", 0.2, seed=1))

@@ -1,4 +1,4 @@
-"""Small models for experiments, and trained ones as files."""
+"""Networks for images and tables, and trained models as files."""
 
 from fedstrata.models.base import Model as Model
 from fedstrata.models.cnn import CNN as CNN

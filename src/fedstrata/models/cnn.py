@@ -1,9 +1,8 @@
 """A small convolutional network."""
 
-from typing import Any
-
 import equinox as eqx
 import jax
+from jax.typing import DTypeLike
 from jaxtyping import Array, PRNGKeyArray
 
 from fedstrata.models.base import Model, Params, dense, flat, init_dense, positive
@@ -13,15 +12,22 @@ from fedstrata.models.convolution import convolve
 class CNN(Model):
     """Convolution, relu and 2x2 max pooling for each of `channels`, then a hidden layer and the outputs.
 
-    `CNN((28, 28, 1), kernel=5, hidden=512)` is the MNIST network of McMahan et al. (2017). A grey image may come
-    without its channel axis.
+    `CNN((28, 28, 1), kernel=5, hidden=512)` is the MNIST network of McMahan et al. (2017). Grey images may omit the
+    channel axis.
+
+    Args:
+        shape: height, width and channels of an image.
+        channels: the output channels of each convolution.
+        outputs: the size of the last layer.
+        kernel: the side of the convolution kernels in pixels, odd.
+        hidden: the size of the hidden layer.
 
     >>> model = CNN((28, 28, 1), kernel=5, hidden=512)
     >>> sum(p.size for p in jax.tree.leaves(jax.eval_shape(model.init, jax.random.key(0))))
     1663370
     """
 
-    shape: tuple[int, ...] = eqx.field(static=True, converter=tuple)  # height, width, channels
+    shape: tuple[int, ...] = eqx.field(static=True, converter=tuple)
     channels: tuple[int, ...] = eqx.field(static=True, converter=tuple, default=(32, 64))
     outputs: int = eqx.field(static=True, default=10)
     kernel: int = eqx.field(static=True, default=3)
@@ -42,7 +48,7 @@ class CNN(Model):
             size = f"{self.shape[0]}x{self.shape[1]}"
             raise ValueError(f"CNN: {len(self.channels)} poolings halve {size} pixels to nothing; use fewer channels")
 
-    def init(self, key: PRNGKeyArray, dtype: Any = None) -> Params:
+    def init(self, key: PRNGKeyArray, dtype: DTypeLike | None = None) -> Params:
         keys = jax.random.split(key, len(self.channels) + 2)
         depths = (self.shape[2], *self.channels)
         window = self.kernel**2

@@ -1,8 +1,8 @@
 """Convolutions, pooling and group normalisation for one image `(height, width, channels)`, made to run under `vmap`.
 
-Every client has its own weights, and a convolution whose weights are batched turns into a grouped one, which XLA runs
-slowly. Here a convolution is a matrix product, or a short sum of shifted products, and stays one under any `vmap`. Only
-where a GPU's own grouped convolutions are known to be faster are they asked for (`docs/benchmarks/resnet_gpu.md`).
+Under a `vmap` over clients the weights are batched, and a convolution becomes a grouped one, which XLA runs slowly.
+Here a convolution is a matrix product, or a short sum of shifted products, and stays one under any `vmap`. XLA's
+grouped convolutions are used only on GPUs, and where they were measured to be faster (`docs/benchmarks/resnet_gpu.md`).
 Padding is `(kernel - 1) // 2` zeros on every side, so a stride `s` leaves `ceil(size / s)` pixels.
 """
 
@@ -12,20 +12,27 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from fedstrata.vector import widest
+from fedstrata.core.vector import widest
 
-EPSILON = 1e-3  # under the root; the one that the MobileNets put into their batch normalisation
+EPSILON = 1e-3  # under the root, as in the batch normalisation of the MobileNets
 
 
 def convolve(weight: Array, image: Array, kernel: int, stride: int = 1, padding: int | None = None) -> Array:
-    """A convolution; weight: `(outputs, kernel * kernel * channels)`.
+    """A convolution.
+
+    Args:
+        weight: of shape `(outputs, kernel * kernel * channels)`.
+        image: of shape `(height, width, channels)`.
+        kernel: the side of the kernel in pixels.
+        stride: in pixels.
+        padding: zeros on every side; None: `(kernel - 1) // 2`.
 
     >>> convolve(jnp.ones((1, 9)), jnp.ones((4, 4, 1)), kernel=3, stride=2)[..., 0].tolist()
     [[4.0, 6.0], [6.0, 9.0]]
     """
     padding = (kernel - 1) // 2 if padding is None else padding
-    own = jax.default_backend() == "gpu" and better_grouped(image.shape, kernel, stride)
-    return (grouped if own else patched)(weight, image, kernel, stride, padding)
+    faster = jax.default_backend() == "gpu" and better_grouped(image.shape, kernel, stride)
+    return (grouped if faster else patched)(weight, image, kernel, stride, padding)
 
 
 def patched(weight: Array, image: Array, kernel: int, stride: int, padding: int) -> Array:
@@ -35,10 +42,10 @@ def patched(weight: Array, image: Array, kernel: int, stride: int, padding: int)
 
 
 def better_grouped(shape: tuple[int, ...], kernel: int, stride: int) -> bool:
-    """Whether a GPU convolves images of this shape faster itself than over patches, each client with its weights.
+    """Whether a GPU runs a grouped convolution of images of this shape faster than a product over patches.
 
-    Patches are `kernel²` times the image, which goes through memory; a grouped convolution moves no more than the
-    image, but each group has too little to do where pixels or channels are few.
+    Patches take `kernel²` times the memory traffic of the image. A grouped convolution moves only the image, but each
+    group has too little work where pixels or channels are few.
     """
     height, width, channels = shape
     return kernel > 1 and stride == 1 and height * width >= 64 and channels >= 32
@@ -58,9 +65,9 @@ def pointwise(weight: Array, image: Array) -> Array:
 
 
 def depthwise(weight: Array, image: Array, stride: int = 1) -> Array:
-    """Every channel convolved with a kernel of its own; weight: `(kernel, kernel, channels)`.
+    """A convolution of each channel with a separate kernel; weight: `(kernel, kernel, channels)`.
 
-    Places of the kernel that meet nothing but padding are left out: on an image of one pixel, all but the middle.
+    Entries of the kernel that only multiply padding are left out: on an image of one pixel, all but the middle.
     """
     kernel = weight.shape[0]
     rows, columns = (_reached(size, kernel, stride) for size in image.shape[:2])
@@ -71,7 +78,7 @@ def depthwise(weight: Array, image: Array, stride: int = 1) -> Array:
 
 
 def max_pool(image: Array, kernel: int, stride: int) -> Array:
-    """The largest of every window; padding never wins.
+    """The maximum of every window; padding does not count.
 
     >>> max_pool(-jnp.arange(1.0, 17.0).reshape(4, 4, 1), kernel=3, stride=2)[..., 0].tolist()
     [[-1.0, -2.0], [-5.0, -6.0]]
@@ -92,9 +99,16 @@ def group_norm(scale: Array, shift: Array, image: Array, groups: int, epsilon: f
 
     $$ y = \gamma \, \frac{x - \mu_g}{\sqrt{\sigma_g^2 + \epsilon}} + \beta $$
 
-    The mean and the variance go over the pixels and channels of one group in one image. They are taken in float32 at
-    least: a sum of many bfloat16 numbers keeps too few digits. Scale and shift may be wider than the image: they are
-    applied in their own type, and the result returns to the image's. Group normalisation is due to Wu and He (2018).
+    Mean and variance are taken over the pixels and channels of one group in one image, in float32 at least: a sum of
+    many bfloat16 numbers keeps too few digits. Scale and shift may be wider than the image: they are applied in their
+    type, and the result has the image's. Group normalisation is due to Wu and He (2018).
+
+    Args:
+        scale: γ, one number per channel.
+        shift: β, one number per channel.
+        image: of shape `(height, width, channels)`.
+        groups: the number of groups; it divides the channels.
+        epsilon: ε.
 
     >>> image = jnp.array([1.0, 3.0, 10.0, 30.0]).reshape(1, 1, 4)
     >>> group_norm(jnp.ones(4), jnp.zeros(4), image, groups=2).round(2).tolist()
@@ -111,7 +125,7 @@ def group_norm(scale: Array, shift: Array, image: Array, groups: int, epsilon: f
 def _shifted(
     image: Array, window: list[tuple[int, int]], kernel: int, stride: int, padding: int, fill: float = 0.0
 ) -> list[Array]:
-    """For each place of the window, the pixel that every output finds there."""
+    """For each position in the window, the pixels there of all outputs."""
     sides = ((padding, padding), (padding, padding), (0, 0))
     padded = jnp.pad(image, sides, constant_values=fill) if padding else image
     height, width, channels = padded.shape
@@ -121,6 +135,6 @@ def _shifted(
 
 
 def _reached(size: int, kernel: int, stride: int) -> list[int]:
-    """The places along one side of a kernel that meet the image at all."""
+    """The positions along one side of a kernel that ever overlap the image."""
     first = [i - (kernel - 1) // 2 for i in range(kernel)]
     return [i for i, start in enumerate(first) if any(0 <= at + start < size for at in range(0, size, stride))]

@@ -17,12 +17,23 @@ _BOTTLENECK = 4  # channels between the two convolutions of a layer, in units of
 class DenseNet121(DeepNetwork):
     """The network of Huang et al. (2017): every layer of a block sees the results of all layers before it.
 
-    A layer normalises what there is, brings it to four times `growth` channels by a 1x1 convolution, normalises again
-    and adds `growth` channels by a 3x3 one. There are as many layers in a block as `blocks` says; between blocks a
-    1x1 convolution halves the channels and a mean over 2x2 pixels the resolution. The small stem, too, is followed by
-    a normalisation, so that both have the same layers. Other options as for every `DeepNetwork`; `width` is twice the
-    growth in the paper. With `remat` the concatenated images are not kept either (Pleiss et al., 2017), whose size
-    grows with the square of a block's length.
+    A layer normalises its input, brings it to four times `growth` channels by a 1x1 convolution, normalises again and
+    adds `growth` channels by a 3x3 convolution. Between blocks a 1x1 convolution halves the channels and a mean over
+    2x2 pixels halves the resolution. A normalisation follows the small stem too, so that both stems have the same
+    layers. `DeepNetwork` describes the options in detail. With `remat` the concatenated images, whose size grows with
+    the square of a block's length, are not kept either (Pleiss et al., 2017).
+
+    Args:
+        shape: height, width and channels of an image.
+        outputs: the size of the last layer.
+        norm: "group", or "batch" for batch normalisation with frozen statistics.
+        width: the channels of the stem; twice the growth in the paper.
+        compute: the type of activations and matrix products, "float32" or "bfloat16"; None: that of the parameters.
+        groups: the number of groups of a group normalisation.
+        stem: "small", "imagenet" or "auto", by the size of the images.
+        remat: whether to save memory by recomputing in the backward pass.
+        blocks: the number of layers of each block.
+        growth: the channels that each layer adds.
 
     >>> model = DenseNet121((224, 224, 3), outputs=1000)
     >>> sum(p.size for p in jax.tree.leaves(jax.eval_shape(model.init, jax.random.key(0))))
@@ -70,7 +81,7 @@ class DenseNet121(DeepNetwork):
             return cast_convolve(layer["second"], active(layer["second"], [inside]), 3)
 
         def transition(layer: Params, seen: list[Array]) -> Array:
-            # Published is the convolution before the mean; they commute, and so it meets a quarter of the pixels.
+            # The paper convolves before the mean. The two commute, and in this order there are a quarter of the pixels.
             return cast_convolve(layer, mean_pool(active(layer, seen)), 1)
 
         seen = [image]

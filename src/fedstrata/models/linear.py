@@ -1,16 +1,19 @@
-"""Linear models: least squares, logistic and softmax regression, by the loss that is put on them."""
-
-from typing import Any
+"""Linear models: with a suitable loss, least squares, logistic or softmax regression."""
 
 import equinox as eqx
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, PRNGKeyArray
 
 from fedstrata.models.base import Model, Params, dense, flat, float_type, positive
 
 
 class Linear(Model):
-    """$W x + b$, started at zero: with a convex loss no start is better, and none is unlucky.
+    """The linear model $W x + b$, started at zero.
+
+    Args:
+        features: the number of inputs.
+        outputs: the number of outputs.
 
     >>> import jax
     >>> model = Linear(features=3, outputs=2)
@@ -24,7 +27,7 @@ class Linear(Model):
     def __check_init__(self) -> None:
         positive("Linear", features=self.features, outputs=self.outputs)
 
-    def init(self, key: PRNGKeyArray | None = None, dtype: Any = None) -> Params:
+    def init(self, key: PRNGKeyArray | None = None, dtype: DTypeLike | None = None) -> Params:
         kind = float_type(dtype)
         return {"weight": jnp.zeros((self.outputs, self.features), kind), "bias": jnp.zeros(self.outputs, kind)}
 

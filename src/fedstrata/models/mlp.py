@@ -1,13 +1,14 @@
 """Fully connected networks."""
 
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, PRNGKeyArray
 
-from fedstrata.errors import unknown
+from fedstrata.base.errors import unknown
 from fedstrata.models.base import Model, Params, dense, flat, init_dense, positive
 
 Activation = Literal["relu", "sigmoid", "tanh"]
@@ -15,7 +16,11 @@ _ACTIVATIONS = {"relu": jax.nn.relu, "sigmoid": jax.nn.sigmoid, "tanh": jnp.tanh
 
 
 class MLP(Model):
-    """Layers of the given sizes, inputs first and outputs last, the activation after each but the last.
+    """A fully connected network, with an activation after each layer but the last.
+
+    Args:
+        sizes: the number of inputs, the sizes of the hidden layers and the number of outputs.
+        activation: "relu", "sigmoid" or "tanh".
 
     >>> model = MLP((784, 200, 10))
     >>> params = model.init(jax.random.key(0))
@@ -33,7 +38,7 @@ class MLP(Model):
         if self.activation not in get_args(Activation):
             raise unknown("activation", str(self.activation), get_args(Activation))
 
-    def init(self, key: PRNGKeyArray, dtype: Any = None) -> Params:
+    def init(self, key: PRNGKeyArray, dtype: DTypeLike | None = None) -> Params:
         keys = jax.random.split(key, len(self.sizes) - 1)
         gains = [2.0 if self.activation == "relu" else 1.0] * (len(keys) - 1) + [1.0]
         return [

@@ -1,4 +1,4 @@
-"""MobileNetV3-Small, normalised by groups so that it survives federation."""
+"""MobileNetV3-Small with group normalisation, which couples neither examples nor clients."""
 
 import functools
 import math
@@ -7,22 +7,31 @@ from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
-import numpy as np
+from jax.typing import DTypeLike
 from jaxtyping import Array, PRNGKeyArray
 
 from fedstrata.models.base import Model, Params, dense, flat, float_type, positive
 from fedstrata.models.convolution import convolve, depthwise, group_norm, pointwise
+from fedstrata.models.initial import InitialArray, draw_together
 
 
 class Bottleneck(NamedTuple):
-    """One row of the table: expand, filter each channel, weigh the channels, project."""
+    """One row of the table: expand, filter each channel, weigh the channels, project.
+
+    Args:
+        kernel: the side of the kernel in pixels.
+        expanded: the channels inside.
+        outputs: the channels of the result.
+        squeeze: whether channels are weighed (squeeze-and-excite).
+        swish: hard-swish, else relu.
+        stride: of the filter.
+    """
 
     kernel: int
     expanded: int
     outputs: int
     squeeze: bool
-    swish: bool  # hard-swish, else relu
+    swish: bool
     stride: int
 
 
@@ -46,18 +55,23 @@ class MobileNetV3Small(Model):
     """The small network of Howard et al. (2019) with group instead of batch normalisation and without dropout.
 
     A stem convolution, eleven bottlenecks with squeeze-and-excite, a last convolution, the mean over pixels, one
-    hidden layer and the outputs. `width` multiplies every channel count of the table, rounded to a multiple of 8;
-    `stem_stride=1` keeps twice the resolution on small images, at about four times the work.
+    hidden layer and the outputs.
 
-    Normalisation: batch normalisation has no meaning that survives federation. Its statistics belong to one client's
-    batch, and its running means are state that nobody averages. Each is replaced by a group normalisation with the
-    same scale and shift, so the number of parameters stays, and one example's output does not depend on the others.
-    There are `groups` groups, but none of fewer than 8 channels: the last bottlenecks see few pixels (32x32 images
-    leave one), and of a few single pixels little remains once their mean and variance are taken out. Every channel
-    count is a multiple of 8, which 1, 2, 4 and 8 groups divide; 1 is layer normalisation.
+    Normalisation: batch normalisation does not fit federated learning. Its statistics depend on one client's batch, and
+    its running means are state that no algorithm averages. Each is replaced by a group normalisation with the same
+    scale and shift, so the number of parameters is unchanged, and the output of an example does not depend on others.
+    A group has at least 8 channels: the last bottlenecks have few pixels (one, for 32x32 images), and normalising a
+    group of few numbers removes most of their information.
 
     Without dropout the loss is a function of the parameters and the data alone, as the algorithms assume. Kernels are
-    called "weight", all else "bias", "scale" or "shift", so that a regulariser can tell them apart.
+    called "weight", all else "bias", "scale" or "shift", so that a regulariser can select among them.
+
+    Args:
+        shape: height, width and channels of an image.
+        outputs: the size of the last layer.
+        groups: the number of groups of a normalisation: 1 (layer normalisation), 2, 4 or 8.
+        width: multiplies every channel count of the table, rounded to a multiple of 8; 1.0 is the published network.
+        stem_stride: 2 as published; 1 doubles the resolution for small images, at about four times the work.
 
     >>> model = MobileNetV3Small((32, 32, 3), outputs=10)
     >>> sum(p.size for p in jax.tree.leaves(jax.eval_shape(model.init, jax.random.key(0))))
@@ -66,7 +80,7 @@ class MobileNetV3Small(Model):
     Reference: howard2019, Table 2.
     """
 
-    shape: tuple[int, ...] = eqx.field(static=True, converter=tuple, default=(32, 32, 3))  # height, width, channels
+    shape: tuple[int, ...] = eqx.field(static=True, converter=tuple, default=(32, 32, 3))
     outputs: int = eqx.field(static=True, default=10)
     groups: int = eqx.field(static=True, default=8)
     width: float = eqx.field(static=True, default=1.0)
@@ -91,11 +105,11 @@ class MobileNetV3Small(Model):
         """The rows of the table at this width."""
         return [row._replace(expanded=self._wide(row.expanded), outputs=self._wide(row.outputs)) for row in _TABLE]
 
-    def init(self, key: PRNGKeyArray, dtype: Any = None) -> Params:
+    def init(self, key: PRNGKeyArray, dtype: DTypeLike | None = None) -> Params:
         return _draw(self, key, float_type(dtype))
 
     def _starts(self) -> dict[str, Any]:
-        """How every parameter starts, in the tree that `init` fills."""
+        """The tree of parameters, as `InitialArray`."""
         channels, last, hidden = self._wide(_STEM), self._wide(_LAST), self._wide(_HIDDEN)
         stem, bottlenecks = _kernel(9 * self.shape[2], channels), []
         for row in self.bottlenecks:
@@ -141,7 +155,7 @@ class MobileNetV3Small(Model):
 
 
 def divisible(channels: float) -> int:
-    """The nearest multiple of 8, at least 8, and the next one up where that would lose more than a tenth.
+    """The nearest multiple of 8, at least 8; the next larger one if the nearest is below 0.9 times the number.
 
     >>> divisible(36), divisible(72 / 4), divisible(11), divisible(1)
     (40, 24, 16, 8)
@@ -150,31 +164,23 @@ def divisible(channels: float) -> int:
     return nearest if nearest >= 0.9 * channels else nearest + 8
 
 
-class Start(NamedTuple):
-    """An array that starts at a value plus normal numbers of this variance."""
-
-    shape: tuple[int, ...]
-    variance: float = 0.0
-    value: float = 0.0
+def _kernel(inputs: int, outputs: int) -> dict[str, InitialArray]:
+    """A convolution as in He et al. (2015), and its normalisation, which would cancel a bias."""
+    return {"weight": InitialArray((outputs, inputs), 2.0 / inputs)} | _affine(outputs)
 
 
-def _kernel(inputs: int, outputs: int) -> dict[str, Start]:
-    """A convolution as by He et al. (2015), and its normalisation, which would undo a bias."""
-    return {"weight": Start((outputs, inputs), 2.0 / inputs)} | _affine(outputs)
+def _affine(channels: int) -> dict[str, InitialArray]:
+    return {"scale": InitialArray((channels,), value=1.0), "shift": InitialArray((channels,))}
 
 
-def _affine(channels: int) -> dict[str, Start]:
-    return {"scale": Start((channels,), value=1.0), "shift": Start((channels,))}
+def _dense(inputs: int, outputs: int, gain: float) -> dict[str, InitialArray]:
+    """A layer with the distribution of `init_dense`."""
+    return {"weight": InitialArray((outputs, inputs), gain / inputs), "bias": InitialArray((outputs,))}
 
 
-def _dense(inputs: int, outputs: int, gain: float) -> dict[str, Start]:
-    """The law of `init_dense`."""
-    return {"weight": Start((outputs, inputs), gain / inputs), "bias": Start((outputs,))}
-
-
-def _bottleneck_starts(inputs: int, row: Bottleneck) -> dict[str, dict[str, Start]]:
+def _bottleneck_starts(inputs: int, row: Bottleneck) -> dict[str, dict[str, InitialArray]]:
     size, inside = row.kernel, row.expanded
-    filters = {"weight": Start((size, size, inside), 2.0 / size**2)} | _affine(inside)
+    filters = {"weight": InitialArray((size, size, inside), 2.0 / size**2)} | _affine(inside)
     layer = {"depthwise": filters, "project": _kernel(inside, row.outputs)}
     if inside != inputs:  # an expansion that would not expand is left out, as in the first row
         layer["expand"] = _kernel(inputs, inside)
@@ -185,14 +191,8 @@ def _bottleneck_starts(inputs: int, row: Bottleneck) -> dict[str, dict[str, Star
 
 
 @functools.partial(jax.jit, static_argnames="dtype")
-def _draw(model: MobileNetV3Small, key: PRNGKeyArray, dtype: Any) -> Params:
-    """All start values from one stream: compiling a draw for each of many shapes takes several times as long."""
-    starts, tree = jax.tree.flatten(model._starts(), is_leaf=lambda leaf: isinstance(leaf, Start))
-    ends = np.cumsum([math.prod(start.shape) if start.variance else 0 for start in starts])
-    normal = jnp.split(jax.random.normal(key, (int(ends[-1]),), dtype), ends[:-1])
-    full = lambda start: jnp.full(start.shape, start.value, dtype)
-    spread = lambda start, part: start.variance**0.5 * part.reshape(start.shape)
-    return tree.unflatten([spread(s, n) if s.variance else full(s) for s, n in zip(starts, normal, strict=True)])
+def _draw(model: MobileNetV3Small, key: PRNGKeyArray, dtype: DTypeLike) -> Params:
+    return draw_together(model._starts(), key, dtype)
 
 
 def _pool(image: Array) -> Array:

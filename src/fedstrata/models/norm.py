@@ -1,4 +1,4 @@
-"""Normalisation with a stated policy, and what the deep image networks share."""
+"""Group normalisation or frozen batch statistics, and the base class of the deep image networks."""
 
 import abc
 import functools
@@ -9,21 +9,21 @@ from typing import Any, Literal, get_args
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
+from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, PRNGKeyArray
 
-from fedstrata.errors import unknown
+from fedstrata.base.errors import unknown
+from fedstrata.core.vector import widest
 from fedstrata.models.base import Model, Params, dense, flat, float_type, positive
 from fedstrata.models.convolution import convolve, group_norm, max_pool
-from fedstrata.models.mobilenet import Start
-from fedstrata.vector import widest
+from fedstrata.models.initial import InitialArray, draw_together
 
 Norm = Literal["group", "batch"]
 Stem = Literal["auto", "small", "imagenet"]
 Compute = Literal["float32", "bfloat16"]
 Normaliser = Callable[[Params, Array], Array]
 
-EPSILON = 1e-5  # under the root; the one of the published ResNets and DenseNets
+EPSILON = 1e-5  # under the root, as in the published ResNets and DenseNets
 _SMALL = 64  # pixels along the longer side that the small stem is for
 _AXIS = "images"
 
@@ -31,41 +31,47 @@ _AXIS = "images"
 class DeepNetwork(Model):
     """A stem, a body of normalised convolutions, the mean over pixels and one layer to the outputs.
 
-    shape: height, width and channels of an image. outputs: the size of the last layer. width: channels of the stem.
-
-    norm: `"group"`, or `"batch"` with frozen statistics.
-
-    - `"group"` takes mean and variance over one group of channels in one image, so that nothing couples examples or
-      clients. That is why it is the default: batch statistics differ between clients with different data, and what
-      one client's layers learn to expect does not fit another's (Hsieh et al., 2020). There are `groups` groups (32
-      as in Wu and He, 2018), or the largest smaller number that divides the channels and leaves each group two.
-    - `"batch"` is batch normalisation as in *fine-tuning with frozen statistics*. Every layer stores a mean and a
-      variance per channel, and uses them as constants in training and in evaluation alike; scale and shift are
-      trained. It is not batch-coupled training: no mean over the batch at hand is ever taken, and nothing is updated
-      on the way. A loss here is a function of the parameters and one example, and a batch mean is not. The statistics
-      come from a file (`load_pretrained`) or from `with_statistics`; as drawn by `init` they are 0 and 1.
-      They lie in the parameters as "mean" and "variance", so they travel, are saved and are averaged with the rest.
-      Their gradients are exactly zero, so a step along gradients leaves them as they are, and so does the
-      mean over clients that started from the same ones. What acts on all parameters regardless of gradients acts on
-      them too: weight decay and other regularisers (put them on "weight" leaves), noise for privacy, and lossy
-      compression. Set statistics once, on the server, before training: clients that each set their own would have
-      them averaged, and a mean of variances is not the variance of the union.
-
-    compute: the type of activations and matrix products. None is the parameters' own; `"bfloat16"` halves memory and
-    uses the fast units of an accelerator. Parameters keep their type, normalisation is done in float32 at least, and
-    the mean over pixels and the last layer are done in the parameters' type, which the outputs have.
-
-    stem: `"small"` (3x3, stride 1, no pooling), `"imagenet"` (7x7, stride 2, then 3x3 max pooling with stride 2) or
-    `"auto"`: small where no side is longer than 64 pixels.
-
-    remat: keep only the results of matrix products for the backward pass and compute the rest again from them. A
-    convolution multiplies patches, which are nine times as large as the image for a 3x3 kernel; they and the
-    normalised images need not be kept. No product is done twice.
-
     Kernels are called "weight", all else "bias", "scale", "shift", "mean" or "variance".
+
+    Normalisation:
+
+    - "group" takes mean and variance over one group of channels in one image, so it couples neither examples nor
+      clients. It is the default: batch statistics differ between clients with different data, and layers trained with
+      the statistics of one client do not fit another (Hsieh et al., 2020).
+    - "batch" is batch normalisation as in *fine-tuning with frozen statistics*. Every layer stores a mean and a
+      variance per channel, and uses them as constants in training and evaluation; scale and shift are trained. It is
+      not batch-coupled training: no mean over a batch is taken, and training updates no statistics. A loss here is a
+      function of the parameters and one example, which a batch mean is not. The statistics come from a file
+      (`load_pretrained`) or from `with_statistics`; `init` sets them to 0 and 1.
+      They are parameters named "mean" and "variance", so they are sent, saved and averaged with the rest. Their
+      gradients are exactly zero: gradient steps, and means over clients that started from the same statistics, leave
+      them unchanged. Anything that changes all parameters regardless of gradients changes them too: weight decay and
+      other regularisers (restrict these to "weight" leaves), noise for privacy, and lossy compression. Set statistics
+      once, on the server, before training. If each client set separate ones, they would be averaged, and a mean of
+      variances is not the variance of the union.
+
+    With `compute="bfloat16"` parameters keep their type, and normalisation is done in float32 at least. The mean over
+    pixels and the last layer are computed in the parameters' type, which the outputs have.
+
+    With `remat` only the results of matrix products are kept for the backward pass; the rest is recomputed from them.
+    A convolution multiplies patches, which are nine times as large as the image for a 3x3 kernel; they and the
+    normalised images need not be kept. No product is computed twice.
+
+    Args:
+        shape: height, width and channels of an image.
+        outputs: the size of the last layer.
+        norm: "group", or "batch" for batch normalisation with frozen statistics.
+        width: the channels of the stem.
+        compute: the type of activations and matrix products; None: that of the parameters. "bfloat16" halves memory and
+            uses the fast units of an accelerator.
+        groups: the number of groups (32 in Wu and He, 2018), reduced to the largest number that divides the channels
+            and leaves each group two.
+        stem: "small" (3x3, stride 1, no pooling), "imagenet" (7x7, stride 2, then 3x3 max pooling with stride 2) or
+            "auto": small where no side is longer than 64 pixels.
+        remat: whether to save memory by recomputing in the backward pass.
     """
 
-    shape: tuple[int, ...] = eqx.field(static=True, converter=tuple, default=(32, 32, 3))  # height, width, channels
+    shape: tuple[int, ...] = eqx.field(static=True, converter=tuple, default=(32, 32, 3))
     outputs: int = eqx.field(static=True, default=1)
     norm: Norm = eqx.field(static=True, default="group")
     width: int = eqx.field(static=True, default=64)
@@ -88,30 +94,35 @@ class DeepNetwork(Model):
 
     @property
     def stem_kernel(self) -> int:
+        """The side of the stem's kernel in pixels."""
         small = self.stem == "small" or (self.stem == "auto" and max(self.shape[:2]) <= _SMALL)
         return 3 if small else 7
 
     @abc.abstractmethod
     def starts(self) -> dict[str, Any]:
-        """How every parameter starts, in the tree that `init` fills."""
+        """The tree of parameters, as `InitialArray`."""
 
     @abc.abstractmethod
     def body(self, params: Params, image: Array, norm: Normaliser, remat: bool) -> Array:
-        """From the stem's result to the image whose mean over pixels are the features."""
+        """From the result of the stem to the image whose mean over pixels gives the features."""
 
-    def init(self, key: PRNGKeyArray, dtype: Any = None) -> Params:
+    def init(self, key: PRNGKeyArray, dtype: DTypeLike | None = None) -> Params:
         return _draw(self, key, float_type(dtype))
 
     def __call__(self, params: Params, x: Array) -> Array:
         norm = self._group if self.norm == "group" else frozen_norm
         return self._forward(params, x, norm, self.remat)
 
-    def with_statistics(self, params: Params, images: Any) -> Params:
-        """The parameters with the means and variances that `images` (a batch) have in every layer.
+    def with_statistics(self, params: Params, images: ArrayLike) -> Params:
+        """The parameters with the means and variances of a batch of images in every layer.
 
-        One pass from the first layer to the last: what a layer sees has been normalised by those before it, with
+        One pass from the first layer to the last: the input of a layer has been normalised by the earlier layers with
         their new statistics. Afterwards the normalised channels of these images have mean 0 and variance 1, wherever
-        the variance is well above the 1e-5 under the root. All images are in memory at once; a few hundred will do.
+        the variance is well above the 1e-5 under the root.
+
+        Args:
+            params: the parameters.
+            images: a batch; all are in memory at once, and a few hundred are enough.
         """
         who = type(self).__name__
         if self.norm != "batch":
@@ -121,7 +132,7 @@ class DeepNetwork(Model):
             raise ValueError(f"{who}: with_statistics needs a batch of at least one image, got shape {images.shape}")
 
         def one(params: Params, image: Array) -> Params:
-            fresh = jax.tree.map(lambda leaf: leaf, params)  # dictionaries of our own, to write into
+            fresh = jax.tree.map(lambda leaf: leaf, params)  # a copy of the dictionaries, to write into
 
             def norm(layer: Params, image: Array) -> Array:
                 wide = image.astype(widest(image.dtype, jnp.float32))
@@ -152,22 +163,22 @@ class DeepNetwork(Model):
         groups = group_count(image.shape[-1], self.groups)
         return group_norm(layer["scale"], layer["shift"], image, groups, EPSILON)
 
-    def _kernel_starts(self, inputs: int, outputs: int, kernel: int, normalised: int) -> dict[str, Start]:
-        """A convolution as by He et al. (2015), and the normalisation before or after it, which undoes a bias."""
+    def _kernel_starts(self, inputs: int, outputs: int, kernel: int, normalised: int) -> dict[str, InitialArray]:
+        """A convolution as in He et al. (2015), and the normalisation before or after it, which cancels a bias."""
         window = kernel**2 * inputs
-        return {"weight": Start((outputs, window), 2.0 / window)} | self._norm_starts(normalised)
+        return {"weight": InitialArray((outputs, window), 2.0 / window)} | self._norm_starts(normalised)
 
-    def _norm_starts(self, channels: int) -> dict[str, Start]:
-        zero, one = Start((channels,)), Start((channels,), value=1.0)
+    def _norm_starts(self, channels: int) -> dict[str, InitialArray]:
+        zero, one = InitialArray((channels,)), InitialArray((channels,), value=1.0)
         statistics = {"mean": zero, "variance": one} if self.norm == "batch" else {}
         return {"scale": one, "shift": zero} | statistics
 
-    def _output_starts(self, features: int) -> dict[str, Start]:
-        return {"weight": Start((self.outputs, features), 1.0 / features), "bias": Start((self.outputs,))}
+    def _output_starts(self, features: int) -> dict[str, InitialArray]:
+        return {"weight": InitialArray((self.outputs, features), 1.0 / features), "bias": InitialArray((self.outputs,))}
 
 
 def frozen_norm(layer: Params, image: Array) -> Array:
-    """Each channel with its stored mean and variance taken out, which are constants, then scaled and shifted.
+    """Each channel normalised by its stored mean and variance, which are constants, then scaled and shifted.
 
     >>> layer = {"scale": jnp.array([3.0]), "shift": jnp.array([1.0])}
     >>> layer |= {"mean": jnp.array([5.0]), "variance": jnp.array([4.0])}
@@ -189,7 +200,7 @@ def cast_convolve(layer: Params, image: Array, kernel: int, stride: int = 1) -> 
 
 
 def lean(function: Callable[..., Array], remat: bool) -> Callable[..., Array]:
-    """The same function; with `remat` the backward pass finds only the results of its matrix products."""
+    """The same function; with `remat` only the results of its matrix products are kept for the backward pass."""
     return jax.checkpoint(function, policy=jax.checkpoint_policies.dots_saveable) if remat else function
 
 
@@ -203,11 +214,5 @@ def group_count(channels: int, most: int) -> int:
 
 
 @functools.partial(jax.jit, static_argnames="dtype")
-def _draw(model: DeepNetwork, key: PRNGKeyArray, dtype: Any) -> Params:
-    """All start values from one stream: compiling a draw for each of many shapes takes several times as long."""
-    starts, tree = jax.tree.flatten(model.starts(), is_leaf=lambda leaf: isinstance(leaf, Start))
-    ends = np.cumsum([math.prod(start.shape) if start.variance else 0 for start in starts])
-    normal = jnp.split(jax.random.normal(key, (int(ends[-1]),), dtype), ends[:-1])
-    full = lambda start: jnp.full(start.shape, start.value, dtype)
-    spread = lambda start, part: start.variance**0.5 * part.reshape(start.shape)
-    return tree.unflatten([spread(s, n) if s.variance else full(s) for s, n in zip(starts, normal, strict=True)])
+def _draw(model: DeepNetwork, key: PRNGKeyArray, dtype: DTypeLike) -> Params:
+    return draw_together(model.starts(), key, dtype)

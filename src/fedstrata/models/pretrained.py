@@ -1,4 +1,4 @@
-"""Weights that others have trained: from an .npz with torchvision's names into our parameters."""
+"""Pretrained weights: from an .npz file with torchvision's names to parameters of a model."""
 
 import io
 import re
@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 from jaxtyping import Array, PRNGKeyArray
 
 from fedstrata.models.base import Params, float_type
@@ -22,33 +23,43 @@ _SHOWN = 5  # names in one message
 
 
 class Name(NamedTuple):
-    """Where torchvision keeps an array; kernel: the side of a convolution's window, 0 for all else."""
+    """The name of an array in torchvision.
+
+    Args:
+        text: the name.
+        kernel: the side of a convolution's kernel; 0 for all other arrays.
+    """
 
     text: str
     kernel: int = 0
 
 
 def load_pretrained(
-    path: str | Path, model: ResNet18 | DenseNet121, key: PRNGKeyArray | None = None, dtype: Any = None
+    path: str | Path, model: ResNet18 | DenseNet121, key: PRNGKeyArray | None = None, dtype: DTypeLike | None = None
 ) -> Params:
     """The parameters of `model` from a file of arrays under torchvision's names.
 
-    Such a file is made where torch is at hand, once:
+    Make such a file once, where torch is installed:
 
         state = torchvision.models.densenet121(weights="DEFAULT").state_dict()
         arrays = {name: value.float().numpy() for name, value in state.items()}
         numpy.savez("densenet121.npz", **arrays)
 
     The networks were trained with batch normalisation, so the model needs `norm="batch"`, which uses the running means
-    and variances of the file as frozen statistics; and, whatever the size of the images, `stem="imagenet"`. Without
-    statistics in the file, as for a network trained with group normalisation, the model needs `norm="group"`; then
-    `groups` has to be that of the training (shapes cannot tell).
+    and variances of the file as frozen statistics. For images of any size it needs `stem="imagenet"`. If the file has
+    no statistics, as for a network trained with group normalisation, the model needs `norm="group"`; `groups` must then
+    be that of the training (shapes do not determine it).
 
-    Every name and shape is checked: what is missing, unexpected or of another shape is listed in an error. Two things
-    are let pass: counters of batches, and a last layer with another number of outputs. That layer is then replaced,
-    by the start values that `model.init` draws from `key` (`jax.random.key(0)` if there is none). Images have to be
-    scaled as they were in the training: for torchvision's, (x / 255 - mean) / deviation with the means 0.485, 0.456,
-    0.406 and the deviations 0.229, 0.224, 0.225 of red, green and blue.
+    Every name and shape is checked: missing and unexpected arrays and wrong shapes are listed in an error. There are
+    two exceptions: counters of batches, and a last layer with another number of outputs. That layer is replaced by
+    start values. Images must be scaled as in the training: for torchvision's networks, (x / 255 - mean) / deviation
+    with the means 0.485, 0.456, 0.406 and the deviations 0.229, 0.224, 0.225 of red, green and blue.
+
+    Args:
+        path: the .npz file.
+        model: the network.
+        key: the random key of a last layer that is replaced; None: `jax.random.key(0)`.
+        dtype: of the parameters; None: JAX's default float type.
     """
     arrays = _read(Path(path))
     dtype = float_type(dtype)
@@ -65,7 +76,7 @@ def load_pretrained(
 
 
 def torchvision_names(model: ResNet18 | DenseNet121) -> Params:
-    """The name of every array in torchvision's state dict, in the tree of the model's parameters."""
+    """The names of torchvision's state dict, in the tree of the model's parameters."""
     if isinstance(model, ResNet18):
         return _resnet(model, model.norm == "batch")
     if isinstance(model, DenseNet121):
@@ -134,7 +145,7 @@ def _ours(name: Name, array: np.ndarray, dtype: Any) -> Array:
 
 
 def _other_outputs(expected: dict[str, Any], arrays: dict[str, np.ndarray], head: dict[str, Name]) -> bool:
-    """Whether the file's last layer has another number of outputs, which then is the expected one."""
+    """Whether the file's last layer has another number of outputs; its shape then becomes the expected one."""
     weight, bias = head["weight"].text, head["bias"].text
     outputs, features = expected[weight]
     shape = arrays[weight].shape if weight in arrays else ()
@@ -163,8 +174,8 @@ def _check(expected: dict[str, tuple[int, ...]], arrays: dict[str, np.ndarray], 
         hints.append('the file lacks batch statistics: use norm="group", if it was trained so')
     if any(re.match(r"(features\.)?conv[01]\.weight", line) for line in other):
         hints.append('published networks take three channels and have stem="imagenet"')
-    told = [f"{kind}: {_some(lines)}" for kind, lines in kinds.items() if lines]
-    raise ValueError("; ".join([f"load_pretrained: {problem}: {told[0]}", *told[1:], *hints]))
+    lists = [f"{kind}: {_some(lines)}" for kind, lines in kinds.items() if lines]
+    raise ValueError("; ".join([f"load_pretrained: {problem}: {lists[0]}", *lists[1:], *hints]))
 
 
 def _some(lines: list[str]) -> str:
@@ -178,6 +189,6 @@ def _read(path: Path) -> dict[str, np.ndarray]:
             arrays = {name: content[name] for name in content.files}
     except (*_BROKEN, AttributeError) as error:  # a lone .npy array has no files
         raise ValueError(f"load_pretrained: {path} is not an .npz of arrays, or it is damaged: {error}") from error
-    # Torchvision's older DenseNet files spell norm1 as norm.1; its own loader renames them as here.
+    # Torchvision's older DenseNet files spell norm1 as norm.1; torchvision's loader renames them likewise.
     old = re.compile(r"(denselayer\d+\.(?:norm|conv))\.([12])\.")
     return {old.sub(r"\1\2.", name): a for name, a in arrays.items() if not name.endswith("num_batches_tracked")}

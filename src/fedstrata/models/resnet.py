@@ -14,9 +14,18 @@ _STAGES, _BLOCKS = 4, 2
 class ResNet18(DeepNetwork):
     """The network of He et al. (2016): four stages of two residual blocks, each of two 3x3 convolutions.
 
-    A stage has twice the channels of the one before it and, but for the first, half the resolution; there a 1x1
-    convolution with a normalisation is the shortcut. Options as for every `DeepNetwork`; `width` is the number of
-    channels of the first stage, 64 in the paper.
+    Each later stage has twice the channels and half the resolution of the one before it; there the shortcut is a 1x1
+    convolution with a normalisation. `DeepNetwork` describes the options in detail.
+
+    Args:
+        shape: height, width and channels of an image.
+        outputs: the size of the last layer.
+        norm: "group", or "batch" for batch normalisation with frozen statistics.
+        width: the channels of the first stage; 64 in the paper.
+        compute: the type of activations and matrix products, "float32" or "bfloat16"; None: that of the parameters.
+        groups: the number of groups of a group normalisation.
+        stem: "small", "imagenet" or "auto", by the size of the images.
+        remat: whether to save memory by recomputing in the backward pass.
 
     >>> count = lambda model: sum(p.size for p in jax.tree.leaves(jax.eval_shape(model.init, jax.random.key(0))))
     >>> count(ResNet18((32, 32, 3), outputs=10)), count(ResNet18((224, 224, 3), outputs=1000))

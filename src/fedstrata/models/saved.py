@@ -1,4 +1,4 @@
-"""Trained models as files: one .npz of named arrays and a line of JSON, with no pickle inside."""
+"""Trained models as files: one .npz of named arrays and a line of JSON, without pickle."""
 
 import dataclasses
 import io
@@ -13,8 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedstrata.errors import unknown
-from fedstrata.files import replacing
+from fedstrata.base.errors import unknown
+from fedstrata.base.files import replacing
+from fedstrata.core.vector import Vector
 from fedstrata.models.base import Model, Params
 from fedstrata.models.cnn import CNN
 from fedstrata.models.densenet import DenseNet121
@@ -22,28 +23,32 @@ from fedstrata.models.linear import Linear
 from fedstrata.models.mlp import MLP
 from fedstrata.models.mobilenet import MobileNetV3Small
 from fedstrata.models.resnet import ResNet18
-from fedstrata.models.trained import Task, TrainedModel, finite_threshold
-from fedstrata.vector import Vector
+from fedstrata.models.trained import Predictor, Task, TrainedModel, finite_threshold
 
 _SHIPPED = (Linear, MLP, CNN, MobileNetV3Small, ResNet18, DenseNet121)
 _KNOWN: dict[str, type[Model]] = {model.__name__: model for model in _SHIPPED}
 _HEADER, _FORMAT, _VERSION = "fedstrata", "fedstrata-model", 2
-# Everything that zipfile, NumPy and json raise on bytes that are not theirs.
+# All that zipfile, NumPy and json raise on files of another kind.
 _BROKEN = (zipfile.BadZipFile, zlib.error, ValueError, LookupError, TypeError, EOFError, RuntimeError)
 
 
 def save_model(
     path: str | Path,
-    model: Model | None,
+    model: Predictor | None,
     params: Params,
     info: dict[str, Any] | None = None,
     task: Task | None = "classification",
     threshold: float | None = None,
 ) -> Path:
-    """Write a model that `load_model` reads back bit for bit; `info` is anything that JSON can hold.
+    """Write a model to a file; `load_model` reads it back bit-identically.
 
-    model: None, or a plain function, saves the parameters alone. task: what the outputs are; None where that is not
-    known. threshold: the score above which a single output means label 1.
+    Args:
+        path: the file, e.g. "model.npz".
+        model: the architecture; None, or a plain function, saves the parameters alone.
+        params: its parameters.
+        info: further values that JSON can hold.
+        task: the meaning of the outputs: "classification", "regression" or "ranking"; None: unknown.
+        threshold: the score above which a single output means label 1.
     """
     where = _path(path, "save_model")
     _check_task(task)
@@ -70,12 +75,17 @@ def save_model(
     return where
 
 
-def load_model(path: str | Path, model: Any = None, like: Params = None, task: Task | None = None) -> TrainedModel:
+def load_model(
+    path: str | Path, model: Predictor | None = None, like: Params | None = None, task: Task | None = None
+) -> TrainedModel:
     """Read a saved model.
 
-    model: one of your own classes has to be given again; a function of (params, x) goes with parameters that were
-    saved alone. like: parameters of the same structure, where that is of your own classes. task: what the outputs are,
-    where the file does not say it.
+    Args:
+        path: the file.
+        model: the architecture, if it is not part of FedStrata; or a function of (params, x) for parameters that were
+            saved alone.
+        like: parameters of the same structure, if it contains classes defined elsewhere.
+        task: the meaning of the outputs, where the file does not state it.
     """
     _check_task(task)
     header, arrays = _read(_path(path, "load_model"))
@@ -121,7 +131,7 @@ def _path(path: Any, where: str) -> Path:
 
 
 def _structure(tree: Any) -> Any:
-    """Dictionaries, lists and tuples of arrays as JSON; None for what holds other classes."""
+    """Dictionaries, lists and tuples of arrays as JSON; None for trees with other classes."""
     if type(tree) is dict and all(isinstance(key, str) for key in tree):
         parts = {key: _structure(value) for key, value in tree.items()}
         return None if None in parts.values() else {"dict": parts}
@@ -134,7 +144,7 @@ def _structure(tree: Any) -> Any:
 def _like(structure: Any, arrays: dict[str, Any], path: Any, name: str = "params") -> Any:
     """The arrays in the structure that `_structure` described."""
     if structure is None:
-        raise ValueError(f"{path} holds parameters of your own classes; give like=, parameters of the same structure")
+        raise ValueError(f"{path} holds parameters of other classes; give like=, parameters of the same structure")
     if structure == "array":
         return arrays[name]
     ((kind, parts),) = structure.items()
@@ -166,7 +176,7 @@ def _match(wanted: dict[str, Any], found: dict[str, Any], problem: str) -> None:
 
 
 def _exact(array: np.ndarray, path: str | Path) -> jax.Array:
-    """The array in its own type; without 64-bit mode JAX would round float64 silently."""
+    """The array in its stored type; without 64-bit mode JAX would round float64 silently."""
     if jax.dtypes.canonicalize_dtype(array.dtype) != array.dtype:
         raise ValueError(f"{path} holds {array.dtype} parameters: set JAX_ENABLE_X64=1 (jax_enable_x64) to load them")
     return jnp.asarray(array)

@@ -10,13 +10,14 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 
-from fedstrata.files import replacing
+from fedstrata.base.files import replacing
 from fedstrata.models.base import Params
 from fedstrata.models.batch import as_batch
 from fedstrata.models.linear import Linear
 from fedstrata.models.mlp import MLP
 
 Task = Literal["classification", "regression", "ranking"]
+Predictor = Callable[[Params, Any], Any]  # of parameters and one example
 
 _ROWS = 1024  # examples at a time, so that a large table does not need its activations in memory at once
 _ON_DEVICE = 2**16  # examples on the device at a time
@@ -26,25 +27,35 @@ _ON_DEVICE = 2**16  # examples on the device at a time
 class TrainedModel:
     """An architecture with its parameters, ready to predict.
 
-    threshold: the score above which a single output means label 1.
+    Args:
+        model: the architecture, or a function of parameters and one example; None: there are only parameters.
+        params: the parameters.
+        info: further values that were saved with the model.
+        task: the meaning of the outputs; None: unknown, so there are scores but no predictions.
+        threshold: the score above which a single output means label 1.
     """
 
-    model: Callable[[Params, Any], Any] | None  # of parameters and one example; None: the parameters are all there is
+    model: Predictor | None
     params: Params
     info: dict[str, Any] = dataclasses.field(default_factory=dict)
-    task: Task | None = "classification"  # None: not known, so there are scores but no predictions
+    task: Task | None = "classification"
     threshold: float | None = None
 
     def scores(self, x: Any) -> np.ndarray:
         """The outputs for a batch of examples: `(n, outputs)`, or `(n,)` where there is one output.
 
-        x: an array or a data frame, one row per example. A row with NaN or infinity in it is refused.
+        Args:
+            x: an array or a data frame, one row per example; NaN or infinity raises.
         """
         model = self._model("scores")
         return self.outputs(as_batch(x, _input_shape(model), "TrainedModel"))
 
     def outputs(self, x: np.ndarray) -> np.ndarray:
-        """`scores` of an array, unchecked."""
+        """`scores` of an array, without checks.
+
+        Args:
+            x: one row per example.
+        """
         model = self._model("outputs")
         one = lambda example: model(self.params, example)
         some = jax.jit(lambda x: jax.lax.map(one, x, batch_size=_ROWS))
@@ -55,10 +66,14 @@ class TrainedModel:
     def predict(self, x: Any, threshold: float | None = None) -> np.ndarray:
         """Labels for a classifier or a ranking, values for a regression.
 
-        Of several outputs the largest gives the label. A single one gives label 1 above the threshold: the given one,
-        else the saved one, else for a classifier 0, where both labels are equally likely. The scores of a ranking have
-        no such zero: `Result.save_model` saves the threshold above which as many training rows lie as are positive,
-        and without one `predict` refuses.
+        The largest of several outputs gives the label. A single output gives label 1 above the threshold. The scores
+        of a ranking have no natural zero: `Result.save_model` saves the threshold for which the number of training rows
+        above it equals the number of positives, and `predict` raises without a threshold.
+
+        Args:
+            x: an array or a data frame, one row per example.
+            threshold: of a single output; None: the saved one, else 0 for a classifier, where both
+                labels are equally likely.
         """
         if self.model is not None and self.task is None:
             raise ValueError(
@@ -88,7 +103,7 @@ class TrainedModel:
             )
         return 0.0 if limit is None else finite_threshold("TrainedModel.predict", limit)
 
-    def _model(self, method: str) -> Callable[[Params, Any], Any]:
+    def _model(self, method: str) -> Predictor:
         if self.model is None:
             raise ValueError(
                 f"TrainedModel.{method}: this file holds parameters without a model, because the training loss was a "
@@ -99,9 +114,13 @@ class TrainedModel:
     def export(self, path: str | Path, shape: Sequence[int] | None = None, batch: int | None = None) -> Path:
         """Write `scores` as a StableHLO program for CPUs and CUDA GPUs, with the parameters inside.
 
-        `jax.export.deserialize(bytearray(Path(path).read_bytes())).call(x)` runs it where FedStrata is not installed
-        (JAX and flatbuffers are); x has the parameters' dtype. shape: of one example, where the model does not say.
-        batch: of how many examples (None: any number).
+        `jax.export.deserialize(bytearray(Path(path).read_bytes())).call(x)` runs it without FedStrata, with JAX and
+        flatbuffers installed; x has the parameters' dtype.
+
+        Args:
+            path: the file.
+            shape: of one example, where the model does not determine it.
+            batch: the number of examples of a call; None: any number.
         """
         model = self._model("export")
         shape = _input_shape(model) if shape is None else tuple(shape)
@@ -134,7 +153,7 @@ def finite_threshold(where: str, threshold: Any) -> float:
 
 
 def _input_shape(model: Any) -> tuple[int, ...] | None:
-    """Of one example, where the architecture fixes it."""
+    """The shape of one example, where the architecture determines it."""
     if isinstance(model, Linear | MLP):
         return (model.features if isinstance(model, Linear) else model.sizes[0],)
     return getattr(model, "shape", None)

@@ -1,0 +1,1 @@
+"""Problems: the objectives that are minimised, and their oracles."""

@@ -8,24 +8,30 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
+from fedstrata.core.vector import Vector
 from fedstrata.problems.base import Full, GradientOracle, Problem, Rows, SmoothOracle, traced
-from fedstrata.vector import Vector
 
 Loss = Callable[[PyTree, PyTree], Array]
 
 
 class LossOracle(GradientOracle):
+    """The mean loss over the sample."""
+
     def value(self, x: Vector) -> Array:
         sample = self.samples["batch"]
         return sample.mean(jax.vmap(lambda example: self.problem.loss(x.tree, example))(sample.examples))
 
 
 class AverageOracle(LossOracle, SmoothOracle):
-    pass
+    """The oracle of `Average`."""
 
 
 class LossProblem(Problem):
-    """What problems made from a loss of one example share: its mean, metrics, start values and checks."""
+    """Base class of problems with a loss of one example: its mean, metrics, start values and checks.
+
+    Args:
+        loss: `loss(params, example) -> scalar`, for one example.
+    """
 
     loss: Loss
     streams: ClassVar[Mapping[str, str]] = {"batch": "train"}
@@ -38,7 +44,7 @@ class LossProblem(Problem):
         return super().init(key) if start is None else start(key)
 
     def all_metrics(self) -> dict[str, Loss]:
-        """Those of the loss, and those in a field `metrics`, which subclasses declare after what they need."""
+        """The metrics of the loss, and those of the field `metrics` of a subclass."""
         return {**getattr(self.loss, "metrics", {}), **getattr(self, "metrics", {})}
 
     def measured(self, x: Vector, rows: Rows) -> dict[str, Array]:
@@ -72,16 +78,20 @@ class LossProblem(Problem):
                     f"{type(self).__name__}: {name}(params, example) must return one real number for one example, not "
                     f"{what}; take the mean or sum inside it (the library does the batching itself)"
                 )
-        if hasattr(self.loss, "check"):
-            self.loss.check(x.tree, federation)  # pyright: ignore[reportFunctionMemberAccess]
+        check = getattr(self.loss, "check", None)
+        if check is not None:
+            check(x.tree, federation)
 
 
 class Average(LossProblem):
     r"""$\min_x \sum_i p_i \, \frac{1}{n_i} \sum_{\xi \in D_i} \ell(x; \xi)$, with $p_i = 1/N$ or $n_i / n$.
 
-    loss: `loss(params, example) -> scalar`, for one example. metrics: more such functions, averaged the same way
-    (a loss object may bring its own: `fs.losses.Classification` has accuracy); `fs.Metric(function, "max")` declares
-    which end of one is better, so that runs can be chosen by it.
+    A loss object may have metrics: `fs.losses.Classification` has accuracy.
+
+    Args:
+        loss: `loss(params, example) -> scalar`, for one example.
+        metrics: more functions like the loss, averaged; `fs.Metric(function, "max")` declares that high values are
+            better.
 
     >>> problem = Average(lambda w, example: 0.5 * (w - example["x"]) ** 2)
     """

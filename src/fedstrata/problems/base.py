@@ -1,28 +1,38 @@
-"""Problems and oracles: what is minimised, and what one sample can say about it."""
+"""The interfaces of problems and oracles: an objective, and its estimates from one sample."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
-from fedstrata.clock import Clock, stream_key
+from fedstrata.base.clock import Clock, stream_key
+from fedstrata.base.directions import Direction, checked
+from fedstrata.base.random import fold_in
+from fedstrata.core.vector import Vector
 from fedstrata.data.sampling import Draw, Index, Sampler, sampler
 from fedstrata.data.shard import Sample, Shard
-from fedstrata.directions import Direction, checked
 from fedstrata.problems.rows import Full, Rows
-from fedstrata.random import fold_in
-from fedstrata.vector import Vector
 
 
 class Oracle(eqx.Module):
-    """The problem as one client sees it in one step: its data through one random sample ξ.
+    """The problem of one client in one step, estimated from one random sample ξ of its data.
 
-    Every question put to one oracle is answered on the same ξ, which recursive estimators need. `fresh` gives an
-    oracle with an independent sample, of another size if wanted.
+    All methods of one oracle use the same ξ, as recursive estimators need. `fresh` gives an oracle with an independent
+    sample, of another size if wanted. Oracles are made by `Problem.oracle`.
+
+    Args:
+        problem: the problem.
+        shard: the client's rows of every split.
+        samples: the sample of each stream.
+        clock: the round and step.
+        client: the number of the client.
+        key: private randomness of this step, folded from (seed, round, client, step).
+        sampler: how samples are drawn.
+        round_key: the client's key of the round, from which samples are drawn.
     """
 
     problem: Any
@@ -30,65 +40,79 @@ class Oracle(eqx.Module):
     samples: Mapping[str, Sample]
     clock: Clock
     client: Array
-    key: PRNGKeyArray  # private randomness of this step; folded from (seed, round, client, step)
+    key: PRNGKeyArray
     sampler: Sampler
-    round_key: PRNGKeyArray  # the client's key of the round, from which samples are drawn
+    round_key: PRNGKeyArray
 
     def sample(self, stream: str) -> Sample:
+        """The sample of a stream."""
         return self.samples[stream]
 
     def count(self, split: str = "train") -> Array:
-        """How many examples this client has."""
+        """The number of examples of this client.
+
+        Args:
+            split: the split that is counted.
+        """
         return self.shard[split].count
 
-    def fresh(self, number: int, batch_size: Any = None) -> Any:
-        """The same client and time with an independent sample; equal numbers give equal samples."""
+    def fresh(self, number: int, batch_size: int | Literal["all"] | Sampler | None = None) -> Any:
+        """The oracle of the same client and step with an independent sample.
+
+        Args:
+            number: equal numbers give equal samples.
+            batch_size: of the sample; None: as before.
+        """
         key = fold_in(self.key, number + 1)
         rule = self.sampler if batch_size is None else sampler(batch_size)
         return self.problem.oracle(self.shard, key, rule, clock=self.clock, client=self.client)
 
 
 class GradientOracle(Oracle):
-    """An oracle that knows a differentiable function of x: the whole objective, or the smooth part of it."""
+    """An oracle of a differentiable function f of x: the whole objective, or its smooth part."""
 
     @abstractmethod
     def value(self, x: Vector) -> Array:
-        """f(x; ξ)"""
+        """The value f(x; ξ)."""
 
     def grad(self, x: Vector) -> Vector:
-        """∇f(x; ξ)"""
+        """The gradient ∇f(x; ξ)."""
         return jax.grad(self.value)(x)
 
     def value_and_grad(self, x: Vector) -> tuple[Array, Vector]:
+        """The value and the gradient."""
         return jax.value_and_grad(self.value)(x)
 
     def hvp(self, x: Vector, v: Vector) -> Vector:
-        """∇²f(x; ξ) v"""
+        """The Hessian product ∇²f(x; ξ) v."""
         return jax.jvp(self.grad, (x,), (v,))[1]
 
 
 class SmoothOracle(GradientOracle):
-    """The whole objective is differentiable: what FedAvg and its relatives ask for."""
+    """The oracle of a differentiable objective, as FedAvg and its relatives need it."""
 
 
 class CompositeOracle(GradientOracle):
-    """A smooth part f and a regulariser φ, known by its proximal operator: what proximal methods ask for."""
+    """The oracle of a smooth part f and a regulariser φ with a proximal operator, as proximal methods need it."""
 
     def prox(self, z: Vector, step: Any) -> Vector:
-        """argmin_x φ(x) + |x − z|² / (2 step)"""
+        """The minimiser of φ(x) + |x − z|² / (2 step)."""
         return self.problem.prox(z, step)
 
 
 def model_of(problem: Any) -> Any:
-    """What a problem's parameters belong to, where it was made from a model: its own, or its loss's."""
+    """The model of a problem, or of its loss; None without one."""
     return getattr(problem, "model", None) or getattr(getattr(problem, "loss", None), "model", None)
 
 
 class Metric(eqx.Module):
     """A metric that declares its direction: `metrics={"recall": fs.Metric(recall, "max")}`.
 
-    function: what the problem takes as a metric. mode: "max" where high values are better, "min" where low ones are,
-    "none" where neither. A plain function will do for a metric that nothing is chosen by.
+    A plain function is enough for a metric by which no run is selected.
+
+    Args:
+        function: the metric, as the problem takes it.
+        mode: "max" where high values are better, "min" where low ones are, "none" where neither.
     """
 
     function: Callable[..., Array]
@@ -104,7 +128,7 @@ class Metric(eqx.Module):
 
 
 def traced(what: str, function: Callable[[PyTree, PyTree], Any], params: PyTree, example: PyTree) -> Any:
-    """The shape of function(params, example), a user's; where it fails, an error that shows what it was given."""
+    """The shape of function(params, example); if it fails, an error that shows its arguments."""
     try:
         return jax.eval_shape(function, params, example)
     except (TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
@@ -120,16 +144,16 @@ def traced(what: str, function: Callable[[PyTree, PyTree], Any], params: PyTree,
 
 
 class Problem(eqx.Module):
-    """A federated objective. It knows its true value, gradient and stationarity on full data, and its oracle."""
+    """A federated objective: its exact value, gradient and stationarity on full data, and its oracle."""
 
     Oracle: ClassVar[type[Oracle]]
     streams: ClassVar[Mapping[str, str]]  # name of an independent sample -> the split that it is drawn from
     may_lack: ClassVar[bool] = False  # whether a client may have no examples in a split that is drawn from
-    weighs_clients: ClassVar[bool] = False  # whether the problem itself says how much each client counts
+    weighs_clients: ClassVar[bool] = False  # whether the problem itself weighs the clients
 
     @property
     def size_split(self) -> str:
-        """The split whose rows are counted where clients weigh by size: one number per client, for all its splits."""
+        """The split whose rows are the clients' weights with `weights="size"`."""
         first, *others = dict.fromkeys(self.streams.values())
         if others:
             raise TypeError(
@@ -139,30 +163,38 @@ class Problem(eqx.Module):
         return first
 
     def init(self, key: PRNGKeyArray) -> PyTree:
-        """Start values, where the problem was made from a model."""
+        """Start values, for a problem with a model."""
         raise ValueError(f"this {type(self).__name__} problem has no model to start from; give params=")
 
     @abstractmethod
     def objective(self, x: Vector, full: Full) -> Array:
-        """The true global objective."""
+        """The exact global objective.
+
+        Args:
+            x: the parameters.
+            full: the whole splits, see `fs.full_data`.
+        """
 
     def gradient(self, x: Vector, full: Full) -> Vector:
-        """The true global gradient."""
+        """The exact global gradient."""
         return self.smooth(x, full)[1]
 
     def smooth(self, x: Vector, full: Full) -> tuple[Array, Vector]:
-        """Value and gradient of the part that has one, in one go: of everything, unless there is a regulariser."""
+        """Value and gradient of the smooth part: of the whole objective, unless there is a regulariser."""
         return jax.value_and_grad(self.objective)(x, full)
 
     def stationarity(self, x: Vector, full: Full, gradient: Vector | None = None) -> Array:
-        """How far x is from a stationary point: the gradient's norm, unless the problem has a better measure.
+        """How far x is from a stationary point: the norm of the gradient, unless a subclass has a better measure.
 
-        gradient: that of `smooth`, where it is known already.
+        Args:
+            x: the parameters.
+            full: the whole splits.
+            gradient: that of `smooth`, if it has been computed.
         """
         return (self.gradient(x, full) if gradient is None else gradient).norm()
 
     def evaluate(self, x: Vector, full: Full, smooth: tuple[Array, Vector] | None = None) -> dict[str, Array]:
-        """The objective and the problem's own metrics; given `smooth(x, full)`, stationarity too."""
+        """The objective and the metrics of the problem; given `smooth(x, full)`, stationarity too."""
         if smooth is None:
             return {"objective": self.objective(x, full)}
         return {"objective": smooth[0], "stationarity": self.stationarity(x, full, smooth[1])}
@@ -173,43 +205,51 @@ class Problem(eqx.Module):
         return {"loss" if name == "objective" else name: value for name, value in found.items()}
 
     def evaluate_clients(self, x: Vector, rows: Rows) -> dict[str, Array]:
-        """Metrics of each client, where they have a meaning."""
+        """Metrics of each client, where they are defined."""
         return {}
 
     def modes(self) -> dict[str, Direction]:
-        """The directions of recorded columns that the library does not know: those that an `fs.Metric` declares.
+        """The directions of recorded columns that an `fs.Metric` declares.
 
-        A subclass that records more columns adds theirs; names of splits are left out.
+        A subclass that records more columns adds them; names of splits are left out.
         """
         own = getattr(self, "metrics", {})
         found = {**getattr(getattr(self, "loss", None), "metrics", {}), **(own if isinstance(own, Mapping) else {})}
         return {name: metric.mode for name, metric in found.items() if isinstance(metric, Metric)}
 
     def from_clients(self, x: Vector, values: Array, weights: Array) -> Array | None:
-        """The true objective from the clients' "objective" of `evaluate_clients`; None where it does not follow.
+        """The exact objective from the clients' "objective" of `evaluate_clients`; None where it does not follow.
 
-        weights: of the clients, summing to one. No mean of clients' own values is: a pairwise objective (pairs have
-        their examples at two clients), a nested one with global expectations inside, a bilevel one (its value at a
-        client needs the lower solution, which is of several splits or of all clients).
+        It does not follow for a pairwise objective (the examples of a pair are at two clients), for a nested one with
+        global inner expectations, or for a bilevel one (its value at a client needs the lower solution, which depends
+        on several splits or on all clients).
+
+        Args:
+            x: the parameters.
+            values: one per client.
+            weights: of the clients, summing to one.
         """
         return None
 
     def check(self, x: Vector, federation: Any) -> None:
-        """Refuse parameters or data that this problem cannot take, before anything compiles."""
+        """Raise for parameters or data that do not fit this problem, before anything compiles."""
 
     def bind(self, x: Vector, federation: Any, rule: Sampler | None = None) -> Any:
-        """This problem, knowing the shapes of its parameters, data and samples where it needs them to lay out a state.
+        """This problem with the shapes of its parameters, data and samples, where a state depends on them.
 
-        rule: how samples are drawn, where that is known.
+        Args:
+            x: the parameters.
+            federation: the data.
+            rule: how samples are drawn, if known.
         """
         return self
 
     def unseen(self) -> Any:
-        """This problem for one who knows the sizes and shapes of data and sees none: `bind` then looks at no values."""
+        """This problem for a server that has only sizes and shapes of the data: `bind` then reads no values."""
         return self
 
     def advice(self) -> str:
-        """What to say, beside the facts, when a run leaves the finite numbers."""
+        """Advice for the warning about a run that becomes non-finite."""
         return ""
 
     def draws(
@@ -222,7 +262,7 @@ class Problem(eqx.Module):
         lasting: Any,
         streams: Collection[str] | None = None,
     ) -> Any:
-        """The positions that the streams (None: all) look at in this step."""
+        """The positions of the examples of the streams (None: all) in this step."""
         out: dict[str, Index] = {}
         for number, (stream, split) in enumerate(self.streams.items()):
             if streams is not None and stream not in streams:
@@ -235,16 +275,23 @@ class Problem(eqx.Module):
         self,
         shard: Shard,
         key: PRNGKeyArray,
-        batch_size: Any = "all",
+        batch_size: int | Literal["all"] | Sampler = "all",
         *,
         clock: Clock | None = None,
         client: Array | int = 0,
         draws: Mapping[str, Index] | None = None,
         samples: Mapping[str, Sample] | None = None,
     ) -> Any:
-        """This problem seen by one client through one sample; `key` is the client's key of the round.
+        """The oracle of one client with one sample.
 
-        draws, samples: which examples they are, or the examples themselves, where that is known already.
+        Args:
+            shard: the client's rows of every split.
+            key: the client's key of the round.
+            batch_size: the examples of a sample, "all", or a sampler.
+            clock: the round and step; None: the first.
+            client: the number of the client.
+            draws: the positions of the examples, if they have been drawn.
+            samples: the examples themselves, if they have been taken.
         """
         clock, rule = clock or Clock.at(0, 1), sampler(batch_size)
         client = jnp.asarray(client, jnp.int32)

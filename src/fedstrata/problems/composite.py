@@ -1,4 +1,4 @@
-"""What problems with a smooth part and a regulariser share: the prox, and how far a point is from stationary."""
+"""Base class of problems with a smooth part and a regulariser: the prox and the stationarity measures."""
 
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Any
@@ -7,15 +7,15 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from fedstrata.core.vector import Vector
 from fedstrata.problems.base import Full, Problem
 from fedstrata.prox import Regularizer
-from fedstrata.vector import Vector
 
 
 class CompositeProblem(Problem):
     """min f(x) + φ(x). Subclasses declare the fields `regularizer`, `gamma` and `more_gammas`, and the smooth part."""
 
-    if TYPE_CHECKING:  # at run time the subclasses' fields
+    if TYPE_CHECKING:  # at run time these are fields of the subclasses
 
         def __getattr__(self, name: str) -> Any: ...
 
@@ -23,7 +23,7 @@ class CompositeProblem(Problem):
         who = type(self).__name__
         if not isinstance(self.regularizer, Regularizer):
             raise TypeError(
-                f"{who}: regularizer={self.regularizer!r} is not one of fs.prox; give say fs.prox.L1(0.01), or "
+                f"{who}: regularizer={self.regularizer!r} is not one of fs.prox; give e.g. fs.prox.L1(0.01), or "
                 "subclass fs.prox.Regularizer (for none, fs.prox.Zero())"
             )
         for gamma in (self.gamma, *self.more_gammas):
@@ -36,6 +36,7 @@ class CompositeProblem(Problem):
         """f(x), on all data."""
 
     def prox(self, z: Vector, step: Any) -> Vector:
+        """The minimiser of φ(x) + |x − z|² / (2 step)."""
         return self.regularizer.prox(z, step)
 
     def objective(self, x: Vector, full: Full) -> Array:
@@ -46,7 +47,7 @@ class CompositeProblem(Problem):
         return jax.value_and_grad(self.smooth_part)(x, full)
 
     def natural_residual(self, x: Vector, full: Full, gamma: Any = None) -> Vector:
-        r"""$F_{nat}^\gamma(x) = (x - \mathrm{prox}_{\gamma\varphi}(x - \gamma \nabla f(x))) / \gamma$"""
+        r"""$F_{nat}^\gamma(x) = (x - \mathrm{prox}_{\gamma\varphi}(x - \gamma \nabla f(x))) / \gamma$."""
         return self.residual(x, self.gradient(x, full), self.gamma if gamma is None else gamma)
 
     def normal_map(self, z: Vector, full: Full, gamma: Any = None) -> Vector:

@@ -1,4 +1,4 @@
-"""Nested problems that people have: meta-learning, distributionally robust learning, risk-averse portfolios."""
+"""Nested problems of practice: meta-learning, distributionally robust learning, risk-averse portfolios."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,10 +14,15 @@ from fedstrata.prox import Regularizer, Zero
 
 
 def maml(loss: Loss, step_size: float, steps: int = 1, **options: Any) -> Nested:
-    r"""Model-agnostic meta-learning, one task a client: $\min_x \sum_i p_i f_i(x - \eta \nabla f_i(x))$.
+    r"""Model-agnostic meta-learning, one task per client: $\min_x \sum_i p_i f_i(x - \eta \nabla f_i(x))$.
 
-    loss: `loss(params, example) -> scalar`. step_size: η of the adaptation. steps: how many adaptation steps, each a
-    level of its own: K = steps + 1. Metrics of the loss are those of the adapted model. options: of `fs.Nested`.
+    Metrics of the loss are evaluated at the adapted model.
+
+    Args:
+        loss: `loss(params, example) -> scalar`, for one example.
+        step_size: η of the adaptation.
+        steps: the number of adaptation steps; each is a level, so K = steps + 1.
+        **options: further parameters of `fs.Nested`.
 
     >>> maml(lambda w, example: 0.5 * (w - example["x"]) ** 2, step_size=0.1, steps=2).inner
     'client'
@@ -30,7 +35,12 @@ def maml(loss: Loss, step_size: float, steps: int = 1, **options: Any) -> Nested
 
 
 class Adapt(eqx.Module):
-    """One gradient step on one example: its mean over a sample is a gradient step on the sample."""
+    """One gradient step on one example; its mean over a sample is a gradient step on the sample.
+
+    Args:
+        loss: `loss(params, example) -> scalar`, for one example.
+        step_size: η.
+    """
 
     loss: Loss
     step_size: float
@@ -41,10 +51,15 @@ class Adapt(eqx.Module):
 
 
 def robust(loss: Loss, temperature: float = 1.0, **options: Any) -> Nested:
-    r"""Distributionally robust learning: $\min_x \sum_i p_i \exp(f_i(x) / \lambda)$, which bad clients dominate.
+    r"""Distributionally robust learning: $\min_x \sum_i p_i \exp(f_i(x) / \lambda)$.
 
-    λ log of it is the worst expected loss over reweightings of the clients, less λ times their KL divergence from p.
-    temperature: λ; small values care about the worst client only. options: of `fs.Nested`.
+    Clients with large losses dominate. λ times the logarithm of the objective is the largest expected loss over
+    reweightings of the clients, minus λ times their KL divergence from p.
+
+    Args:
+        loss: `loss(params, example) -> scalar`, for one example.
+        temperature: λ, above 0; with small values almost only the worst client counts.
+        **options: further parameters of `fs.Nested`.
 
     >>> robust(lambda w, example: 0.5 * (w - example["x"]) ** 2, temperature=0.5).inner
     'client'
@@ -60,6 +75,12 @@ def robust(loss: Loss, temperature: float = 1.0, **options: Any) -> Nested:
 
 
 class Exponential(eqx.Module):
+    """The last level of `robust`, exp(y / λ).
+
+    Args:
+        temperature: λ.
+    """
+
     temperature: float
 
     def __call__(self, y: Array) -> Array:
@@ -76,12 +97,16 @@ def risk_averse(
     r"""Risk-averse portfolio: $\min_x \lambda \sqrt{\mathrm{Var}(r^\top x) + \epsilon} - E[r^\top x]$, K = 3.
 
     An example is `{"r": returns of one day}` and x the holdings. Levels: $(E[r^\top x], x)$, then
-    $(y_1, E[(r^\top y_2 - y_1)^2])$, then the square root. risk_aversion: λ. eps, floor: guards of the root. A
-    recursive estimate of the variance may be negative, and a run stops where the root then has no value. eps > 0 is
-    added to the variance, which helps only where the estimate is never below −eps (not with small batches); floor
-    takes the root of at least that much, with no slope below, and always helps. regularizer: a constraint on x, say
-    `fs.prox.Simplex()` for a budget. Without one the objective is homogeneous and, for λ above the best Sharpe ratio,
-    smallest at x = 0: nothing is bought. options: of `fs.Nested`.
+    $(y_1, E[(r^\top y_2 - y_1)^2])$, then the square root. A recursive estimate of the variance may be negative; the
+    root is then not a number, and the run stops. `eps` and `floor` guard the root.
+
+    Args:
+        risk_aversion: λ.
+        eps: added to the variance; it helps only where the estimate is never below −eps (not with small batches).
+        floor: the root is taken of at least this value, with zero slope below; None: no floor.
+        regularizer: a constraint on x, e.g. `fs.prox.Simplex()` for a budget. Without one the objective is homogeneous
+            and, for λ above the best Sharpe ratio, minimal at x = 0: nothing is bought.
+        **options: further parameters of `fs.Nested`.
 
     >>> len(risk_averse(eps=1e-4).levels)
     3
@@ -101,15 +126,25 @@ def risk_averse(
 
 
 def expected_return(x: Array, example: Mapping[str, Array]) -> tuple[Array, Array]:
+    """The first level of `risk_averse`."""
     return example["r"] @ x, x
 
 
 def variance(y: tuple[Array, Array], example: Mapping[str, Array]) -> Array:
+    """The second level of `risk_averse`."""
     mean, x = y
     return jnp.stack([mean, (example["r"] @ x - mean) ** 2])
 
 
 class Risk(eqx.Module):
+    """The last level of `risk_averse`.
+
+    Args:
+        risk_aversion: λ.
+        eps: added to the variance.
+        floor: the root is taken of at least this value.
+    """
+
     risk_aversion: float
     eps: float
     floor: float | None

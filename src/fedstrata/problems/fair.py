@@ -11,43 +11,48 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, PyTree
 
-from fedstrata import fairness
+from fedstrata.core.vector import Vector
+from fedstrata.metrics import fairness
 from fedstrata.problems import groups
 from fedstrata.problems.average import Loss, LossProblem
-from fedstrata.problems.base import Full, Rows, SmoothOracle
+from fedstrata.problems.base import Full, Rows, SmoothOracle, model_of
 from fedstrata.problems.groups import GroupOf
 from fedstrata.problems.losses import Regression
-from fedstrata.vector import Vector
 
 
 class FairOracle(SmoothOracle):
-    """The loss as one client sees it, and what methods for group fairness ask: of groups, on the same sample."""
+    """The loss of one client, and sums and gaps by group for methods of group fairness, all on the same sample."""
 
     def value(self, x: Vector) -> Array:
         weights = self.problem.weights
         return self._mean(x, None if weights is None else jnp.asarray(weights))
 
     def weighted_value(self, x: Vector, weights: Vector) -> Array:
-        """The mean of w[a] ℓ(x; ξ) over the sample, a the example's group, plus the l2 term of the loss."""
+        """The mean of w[a] ℓ(x; ξ) over the sample, with a the group of the example, plus the l2 term of the loss."""
         return self._mean(x, weights.tree)
 
     def weighted_grad(self, x: Vector, weights: Vector) -> Vector:
+        """The gradient of `weighted_value` in x."""
         return jax.grad(self.weighted_value)(x, weights)
 
     def group_sums(self, x: Vector) -> tuple[Vector, Vector]:
-        """The sum of losses (without their l2 term) of each group's examples in the sample, and how many they are.
+        """The sum of the losses (without l2 term) and the number of the examples of each group in the sample.
 
-        `oracle.fresh(0, "all").group_sums(x)` is that of all the client's examples.
+        `oracle.fresh(0, "all").group_sums(x)` is the same over all examples of the client.
         """
         losses = self._losses(x).astype(x.scalar_dtype)
         members = self._members(losses.dtype)
         return Vector(jnp.sum(members * losses[:, None], axis=0)), Vector(jnp.sum(members, axis=0))
 
     def disparity(self, x: Vector, sharpness: Any = 1.0) -> Array:
-        """A differentiable gap in equal opportunity: the largest less the smallest group mean of σ(sharpness · logit).
+        """A differentiable gap in equal opportunity: largest minus smallest group mean of σ(sharpness · logit).
 
-        The means are over a group's positives in the sample. Groups without any are left out, and with fewer than two
-        left it is 0. Where groups tie, its gradient shares the derivative between them.
+        The means are over a group's positives in the sample. Groups without positives are left out; with fewer than two
+        groups left the gap is 0. Where groups tie, the gradient shares the derivative between them.
+
+        Args:
+            x: the parameters.
+            sharpness: the factor of the logit.
         """
         problem, examples = self.problem, self.samples["batch"].examples
         logits = jax.vmap(lambda example: problem.logit(x.tree, example))(examples)
@@ -57,9 +62,11 @@ class FairOracle(SmoothOracle):
         return fairness.spread(*fairness.rate(jnp.sum(members * chance[:, None], axis=0), jnp.sum(members, axis=0)))
 
     def disparity_grad(self, x: Vector, sharpness: Any = 1.0) -> Vector:
+        """The gradient of `disparity`."""
         return jax.grad(self.disparity)(x, sharpness)
 
     def disparity_value_and_grad(self, x: Vector, sharpness: Any = 1.0) -> tuple[Array, Vector]:
+        """The value and the gradient of `disparity`."""
         return jax.value_and_grad(self.disparity)(x, sharpness)
 
     def _mean(self, x: Vector, weights: Array | None) -> Array:
@@ -88,15 +95,17 @@ class Fair(LossProblem):
 
     An average problem, $w = 1$, whose examples belong to groups $a$; or the same with a weight for every group.
 
-    loss: usually `fs.losses.Classification` of a model with one output and labels 0 and 1; its l2 term stays outside
-    of the weights. Any `loss(params, example) -> scalar` will do for methods that need no decisions, such as FedMinMax.
-    group: the column of the examples that holds the group, a whole number from 0, or a function example -> group.
-    groups: how many groups there are (None: as many as the data have). weights: one number >= 0 per group, or None.
-    metrics: more functions like the loss, averaged.
+    Recorded besides the objective and the metrics of the loss, over all rows with equal weights (not by client):
+    worst_group_loss (without l2), and for a model with decisions, "logit above 0", the measures of `fs.fairness`:
+    eq_opp, eq_odds, demographic_parity and worst_group_accuracy. Label 1 is the positive one.
 
-    Recorded beside the objective and the loss's own metrics, from all rows together and each row alike (not by
-    client): worst_group_loss (without l2), and for a model with decisions, which are "logit above 0", the measures of
-    `fs.fairness`: eq_opp, eq_odds, demographic_parity and worst_group_accuracy. Label 1 is the positive one.
+    Args:
+        loss: usually `fs.losses.Classification` of a model with one output and labels 0 and 1; its l2 term is not
+            weighted. Any `loss(params, example) -> scalar` works for methods without decisions, such as FedMinMax.
+        group: the column of the group, a whole number from 0, or a function of one example.
+        groups: the number of groups; None: counted in the data.
+        weights: one number per group, at least 0; None: all 1.
+        metrics: more functions like the loss, averaged.
 
     >>> import fedstrata as fs
     >>> problem = Fair(fs.losses.Classification(fs.models.Linear(3), l2=0.01), group="group", groups=2)
@@ -132,16 +141,24 @@ class Fair(LossProblem):
             )
 
     def weighted(self, weights: Any) -> "Fair":
-        """The same problem with a weight for every group, an array or a Vector: what FedAvg trains on in stage two."""
+        """The same problem with a weight for every group, e.g. to train FedAvg with learned weights.
+
+        Args:
+            weights: one number per group, an array or a `Vector`.
+        """
         return dataclasses.replace(self, weights=weights)
 
     def learn_weights(self, start: PyTree, link: Any = "sigmoid", **options: Any) -> Any:
-        """The bilevel problem of finding such weights: the loss on a balanced "valid" split of models so trained.
+        """The bilevel problem of learning group weights: the loss on a balanced "valid" split of models so trained.
 
-        start: start values of each client's model. link: how weights come from x. "sigmoid": w = σ(x), between 0 and 1;
-        "box": w = x, kept between low=0.01 and high=10; "literal": w = x as printed, which nothing keeps from turning
-        negative (the run then stops and says so). options: low, high, and those of `fs.Bilevel`; allow_missing=True for
-        clients that lack a group. Needs `groups=`.
+        Needs `groups=`.
+
+        Args:
+            start: start values of each client's model.
+            link: the weights as a function of x. "sigmoid": w = σ(x), between 0 and 1; "box": w = x, kept between
+                low=0.01 and high=10; "literal": w = x as published, which may become negative (the run then stops with
+                that reason).
+            **options: low, high, and parameters of `fs.Bilevel`; allow_missing=True for clients without a group.
         """
         from fedstrata.problems.group_weights import learn_weights
 
@@ -153,7 +170,7 @@ class Fair(LossProblem):
         return example[self.group] if isinstance(self.group, str) else self.group(example)
 
     def membership(self, example: PyTree, dtype: Any) -> Array:
-        """A one at the example's group; sums with it are faster than reads by index and their gradients."""
+        """One-hot group of the example; sums with it are faster than reads by index and their gradients."""
         return jax.nn.one_hot(jnp.asarray(self.group_of(example)).astype(jnp.int32), self.group_count, dtype=dtype)
 
     def weight_of(self, example: PyTree, weights: Array, dtype: Any) -> Array:
@@ -164,19 +181,19 @@ class Fair(LossProblem):
         return getattr(self.loss, "data_loss", self.loss)(params, example)
 
     def logit(self, params: PyTree, example: PyTree) -> Array:
-        """The model's score of one example: it decides for 1 where this is above 0."""
+        """The model's score of one example; the decision is 1 where it is above 0."""
         if not self.decides:
             raise TypeError(
                 f"Fair: the loss {type(self.loss).__name__} has no scores of 0/1 labels, so there are no decisions to "
                 "compare; use fs.losses.Classification(model)"
             )
-        return self.loss.model(params, example["x"]).reshape(())  # pyright: ignore[reportFunctionMemberAccess]
+        return model_of(self)(params, example["x"]).reshape(())
 
     def positive(self, example: PyTree) -> Array:
-        """Whether its label is the positive one."""
+        """Whether the label is the positive one."""
         return jnp.asarray(example["y"]) == 1
 
-    # What is known of the problem.
+    # Properties of the problem.
 
     @property
     def decides(self) -> bool:
@@ -185,14 +202,16 @@ class Fair(LossProblem):
 
     @property
     def group_count(self) -> int:
+        """The number of groups."""
         if self.groups is None:
             raise ValueError(
-                "this Fair problem does not know its groups yet; give groups=, or let fs.run or problem.bind count them"
+                "the number of groups of this Fair problem is not set yet; give groups=, or let fs.run or problem.bind "
+                "count them"
             )
         return self.groups
 
     def per_group(self, value: float, like: Vector) -> Vector:
-        """The value once for every group, for a state to start from."""
+        """The value once per group, as a start value of a state."""
         return Vector(jnp.full((self.group_count,), value, like.scalar_dtype))
 
     def penalty(self, x: Vector) -> Array:
@@ -229,7 +248,7 @@ class Fair(LossProblem):
         return {**found, "objective": mean + self.penalty(x).astype(mean.dtype)}
 
     def by_group(self, x: Vector, rows: Rows) -> dict[str, Array]:
-        """The worst group's loss and the measures of `fs.fairness`, every row alike."""
+        """The loss of the worst group and the measures of `fs.fairness`, over rows with equal weights."""
         alike = eqx.tree_at(lambda r: r.weight, rows, jnp.ones_like(rows.weight))
         dtype = rows.weight.dtype
 
@@ -255,12 +274,12 @@ class Fair(LossProblem):
         if self.weights is not None and self.weights.shape[0] != count:
             raise ValueError(f"Fair: {self.weights.shape[0]} weights were given for {count} groups")
         if self.decides:
-            groups.check_decisions(self.loss.model, x, federation)  # pyright: ignore[reportFunctionMemberAccess]
+            groups.check_decisions(model_of(self), x, federation)
         groups.warn_of_missing(self.group, count, federation)
 
     def unseen(self) -> "Fair":
         if self.groups is None:
-            raise ValueError("Fair: give groups=, their number: whoever sees no data cannot count them")
+            raise ValueError("Fair: give groups=, their number: without data they cannot be counted")
         return self
 
     def bind(self, x: Vector, federation: Any, rule: Any = None) -> "Fair":

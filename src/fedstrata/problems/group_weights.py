@@ -9,13 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
-from fedstrata.errors import unknown
+from fedstrata.base.errors import unknown
+from fedstrata.core.vector import Vector
 from fedstrata.problems import groups
 from fedstrata.problems.base import Metric
 from fedstrata.problems.bilevel import Bilevel
 from fedstrata.problems.fair import Fair
 from fedstrata.prox import Box
-from fedstrata.vector import Vector
 
 Link = Literal["sigmoid", "box", "literal"]
 
@@ -23,7 +23,7 @@ Link = Literal["sigmoid", "box", "literal"]
 class GroupWeights(Bilevel):
     r"""$\min_x \sum_i p_i \, \bar\ell_i^{valid}(\theta_i(x))$, $\theta_i(x)$ minimising $w_a(x)$-weighted losses.
 
-    Made by `fair.learn_weights`. x has one number per group; θ, the lower variable, is a client's model. The upper loss
+    Made by `fair.learn_weights`. x has one number per group; the lower variable θ is a client's model. The upper loss
     has no weights and no l2 term, the lower one has both. `problem.weights(x)` are the weights, and
     `fair.weighted(problem.weights(x))` the problem to train the final model on.
     """
@@ -54,20 +54,25 @@ class GroupWeights(Bilevel):
                 client, group = missing[0]
                 raise ValueError(
                     f"GroupWeights: {federation.names[int(client)]} has no example of group {group} in split {split!r} "
-                    f"({len(missing)} such pairs): it cannot say how that group's weight should change. Merge small "
+                    f"({len(missing)} such pairs), so it gives no gradient for the weight of that group. Merge small "
                     "groups, leave the client out with federation.select, or give allow_missing=True"
                 )
 
 
-class Weighted(eqx.Module):
-    """The lower objective: a weight times the loss, plus the l2 term."""
+class GroupWeightedLoss(eqx.Module):
+    """The lower objective: a weight times the loss, plus the l2 term.
+
+    Args:
+        fair: the problem.
+        link: the weights as a function of x.
+    """
 
     fair: Fair
     link: Link = eqx.field(static=True)
 
     def __call__(self, x: PyTree, theta: PyTree, example: PyTree) -> Array:
         values = jax.nn.sigmoid(x) if self.link == "sigmoid" else x
-        if self.link == "literal":  # not a number, so that the run stops and says why
+        if self.link == "literal":  # NaN, so that the run stops with a reason
             values = jnp.where(values < 0, jnp.nan, values)
         loss = self.fair.data_loss(theta, example)
         penalty = self.fair.penalty(Vector(theta)).astype(loss.dtype)
@@ -75,16 +80,24 @@ class Weighted(eqx.Module):
 
 
 class Unweighted(eqx.Module):
-    """The upper objective: the loss, without weights and l2 term."""
+    """The upper objective: the loss, without weights and l2 term.
 
-    loss: Any  # something with a `data_loss`
+    Args:
+        loss: an object with a method `data_loss`.
+    """
+
+    loss: Any
 
     def __call__(self, x: PyTree, theta: PyTree, example: PyTree) -> Array:
         return self.loss.data_loss(theta, example)
 
 
 class AtModel(eqx.Module):
-    """A metric of the model, as a function of both variables."""
+    """A metric of the model, as a function of both variables.
+
+    Args:
+        metric: of the model's parameters and one example.
+    """
 
     metric: Any
 
@@ -99,7 +112,12 @@ def at_model(metrics: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Same(eqx.Module):
-    """Start values of x: one number for every weight."""
+    """Start values of x: the same number for every weight.
+
+    Args:
+        size: the number of weights.
+        value: of each.
+    """
 
     size: int = eqx.field(static=True)
     value: float = eqx.field(static=True)
@@ -121,7 +139,7 @@ def learn_weights(
     advice = f"{negative}: use link='sigmoid' or link='box', or a smaller step" if link == "literal" else ""
     return GroupWeights(
         upper=Unweighted(fair),
-        lower=Weighted(fair, link),
+        lower=GroupWeightedLoss(fair, link),
         start=start,
         metrics=at_model(fair.all_metrics()),
         model=Same(fair.group_count, 0.0 if link == "sigmoid" else 1.0),

@@ -1,4 +1,4 @@
-"""The groups that the examples of a federation belong to, looked at before a run."""
+"""The groups of the examples of a federation: counts and checks before a run."""
 
 import warnings
 from collections.abc import Callable, Mapping
@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from fedstrata.errors import unknown
-from fedstrata.problems.nested import one_example
-from fedstrata.vector import Vector
+from fedstrata.base.errors import unknown
+from fedstrata.core.vector import Vector
+from fedstrata.data.examples import one_example
 
 GroupOf = str | Callable[[PyTree], Any]  # a column of the examples, or a function of one example
 
@@ -21,7 +21,7 @@ class GroupWarning(UserWarning):
 
 
 def codes(group: GroupOf, split: Any, where: str) -> np.ndarray:
-    """The group of every row of a split; refuses a column that holds none."""
+    """The group of every row of a split; raises for a column that does not hold groups."""
     if not isinstance(group, str):
         values = np.asarray(jax.vmap(group)(jax.tree.map(jnp.asarray, split.examples)))
     elif not isinstance(split.examples, Mapping) or group not in split.examples:
@@ -33,13 +33,13 @@ def codes(group: GroupOf, split: Any, where: str) -> np.ndarray:
     if values.ndim != 1 or values.dtype.kind not in "iub":
         raise ValueError(
             f"{where}: a group is one whole number per example, got {values.dtype} {values.shape}; number the groups "
-            "from 0, say with numpy.unique(column, return_inverse=True)"
+            "from 0, e.g. with numpy.unique(column, return_inverse=True)"
         )
     return values.astype(np.int64)
 
 
 def count(group: GroupOf, given: int | None, federation: Any) -> int:
-    """How many groups there are (as many as given), after a look at every row of every split."""
+    """The number of groups (the given one, if any), after a check of every row of every split."""
     found = {name: codes(group, split, f"Fair, split {name!r}") for name, split in federation.splits.items()}
     total = given if given is not None else 1 + max(int(c.max()) for c in found.values() if c.size)
     for name, numbers in found.items():
@@ -55,7 +55,7 @@ def count(group: GroupOf, given: int | None, federation: Any) -> int:
 
 
 def check_decisions(model: Callable[..., Any], x: Vector, federation: Any) -> None:
-    """Refuse a model whose output is not one number: there is no yes or no to compare."""
+    """Raise for a model whose output is not one number, which has no yes/no decision."""
     for name, split in federation.splits.items():
         if not isinstance(split.examples, Mapping) or not {"x", "y"} <= split.examples.keys():
             raise ValueError(f"Fair, split {name!r}: examples must be a dictionary with 'x' and 'y'")
@@ -68,7 +68,7 @@ def check_decisions(model: Callable[..., Any], x: Vector, federation: Any) -> No
 
 
 def warn_of_missing(group: GroupOf, total: int, federation: Any) -> None:
-    """Clients that have no training example of a group are usual where data differ, and worth knowing of."""
+    """Warn of clients without a training example of a group."""
     train = federation["train"]
     present = np.zeros((federation.clients, total), bool)
     present[np.asarray(train.owners), codes(group, train, "Fair")] = True
@@ -77,10 +77,10 @@ def warn_of_missing(group: GroupOf, total: int, federation: Any) -> None:
         return
     client, number = missing[0]
     nobody = np.flatnonzero(~present.any(axis=0)).tolist()
-    gone = f"; nobody has any of groups {nobody}" if nobody else ""
+    gone = f"; no client has any of groups {nobody}" if nobody else ""
     warnings.warn(
         f"Fair: {federation.names[int(client)]} has no training example of group {number} ({len(missing)} such pairs "
-        f"of client and group{gone}); it can say nothing of that group",
+        f"of client and group{gone}); it contributes nothing for that group",
         GroupWarning,
         stacklevel=3,
     )

@@ -1,4 +1,4 @@
-"""The logarithm of a mean of exponentials, in a form that cannot overflow when it is compiled."""
+"""The logarithm of a mean of exponentials, without overflow in compiled code."""
 
 import jax.numpy as jnp
 from jaxtyping import Array
@@ -7,8 +7,8 @@ from jaxtyping import Array
 def log_mean_exp(logs: Array, weight: Array) -> Array:
     """log Σ_j weight_j exp(logs_j), for logarithms of any size.
 
-    The largest is left out of the exponentials, and the others are never above it: compiled code computes logarithms
-    anew where it subtracts their maximum, and may be off by a rounding, which at 1e11 is thousands.
+    The largest is left out of the exponentials, and the gaps of the others are clipped at 0: compiled code may
+    recompute the logarithms where it subtracts their maximum, with a rounding error that at 1e11 is thousands.
     """
     top = jnp.argmax(jnp.where(weight > 0, logs, -jnp.inf))
     gap = logs - logs[top]

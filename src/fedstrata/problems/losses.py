@@ -1,4 +1,4 @@
-"""Losses of one example: what a model's outputs cost against its label or target."""
+"""Losses of one example: of a model's outputs against the label or target."""
 
 import abc
 from collections.abc import Callable
@@ -13,11 +13,16 @@ from jaxtyping import Array
 if TYPE_CHECKING:
     from fedstrata.data.federation import Federation, Split
 
-Metric = Callable[[Any, Any], Array]
+MetricFunction = Callable[[Any, Any], Array]
 
 
 class Loss(eqx.Module):
-    """A loss of one example `{"x": ..., "y": ...}` under a model, plus $\\frac{l_2}{2} \\|params\\|^2$."""
+    r"""A loss of one example `{"x": ..., "y": ...}` under a model, plus $\frac{l_2}{2} \|params\|^2$.
+
+    Args:
+        model: the model, a function of parameters and one `x`.
+        l2: the weight of the term $\frac{l_2}{2} \|params\|^2$; at least 0.
+    """
 
     model: Callable[[Any, Array], Array]
     l2: float = 0.0
@@ -41,12 +46,12 @@ class Loss(eqx.Module):
 
     @property
     @abc.abstractmethod
-    def metrics(self) -> dict[str, Metric]:
-        """What else is worth recording, by name, as functions of parameters and one example."""
+    def metrics(self) -> dict[str, MetricFunction]:
+        """Further values to record, by name, as functions of parameters and one example."""
 
     @abc.abstractmethod
     def check(self, params: Any, federation: "Federation") -> None:
-        """Raise if the labels cannot belong to this model, before anything is compiled."""
+        """Raise if the labels do not fit this model, before anything compiles."""
 
     def _output_shape(self, params: Any, split: "Split") -> tuple[int, ...]:
         kind = jax.dtypes.canonicalize_dtype
@@ -58,6 +63,10 @@ class Classification(Loss):
     r"""Cross-entropy: $\log \sum_k e^{z_k} - z_y$ for outputs $z$ and integer label $y$.
 
     A model with a single output gets the logistic loss $\log(1 + e^z) - y z$ with $y \in \{0, 1\}$.
+
+    Args:
+        model: the model, a function of parameters and one `x`.
+        l2: the weight of the term $\frac{l_2}{2} \|params\|^2$; at least 0.
 
     >>> loss = Classification(lambda params, x: params * x)
     >>> value = loss(jnp.ones(2), {"x": jnp.zeros(2), "y": jnp.asarray(1)})
@@ -74,13 +83,13 @@ class Classification(Loss):
         return jax.nn.logsumexp(z) - jnp.sum(jnp.where(_is_label(z, example["y"]), z, jnp.zeros_like(z)))
 
     def accuracy(self, params: Any, example: Any) -> Array:
-        """1 where the largest output is the label's, else 0."""
+        """1 where the largest output belongs to the label, else 0."""
         z = self.model(params, example["x"])
         guess = (z.reshape(()) > 0 if z.size == 1 else jnp.argmax(z)).astype(jnp.int32)
         return (guess == jnp.asarray(example["y"]).astype(jnp.int32)).astype(z.dtype)
 
     @property
-    def metrics(self) -> dict[str, Metric]:
+    def metrics(self) -> dict[str, MetricFunction]:
         return {"accuracy": self.accuracy}
 
     def check(self, params: Any, federation: "Federation") -> None:
@@ -92,7 +101,7 @@ class Classification(Loss):
             shape = self._output_shape(params, split)
             if len(shape) > 1:
                 raise ValueError(f"Classification: the model must give a vector of outputs per example, got {shape}")
-            count = max(int(np.prod(shape)), 2)  # a single output tells 0 from 1
+            count = max(int(np.prod(shape)), 2)  # a single output separates 0 from 1
             wrong = (labels < 0) | (labels >= count)
             if wrong.any():
                 row = int(np.flatnonzero(wrong)[0])
@@ -101,13 +110,17 @@ class Classification(Loss):
                 owner = "the pooled data" if split.pooled else federation.names[client]
                 values = np.unique(labels[start:stop][wrong[start:stop]])
                 raise ValueError(
-                    f"{where}: {owner} has labels {values.tolist()}, but {count} labels from 0 to {count - 1} are all "
-                    "that the model's outputs tell apart; give it more outputs or number the labels from 0"
+                    f"{where}: {owner} has labels {values.tolist()}, but the model's outputs separate only {count} "
+                    f"labels, 0 to {count - 1}; give it more outputs or number the labels from 0"
                 )
 
 
 class Regression(Loss):
     r"""Half the squared error $\frac12 \|z - y\|^2$ of outputs $z$ against the target $y$.
+
+    Args:
+        model: the model, a function of parameters and one `x`.
+        l2: the weight of the term $\frac{l_2}{2} \|params\|^2$; at least 0.
 
     >>> loss = Regression(lambda params, x: params * x, l2=1.0)
     >>> float(loss(jnp.asarray(2.0), {"x": jnp.asarray(3.0), "y": jnp.asarray(5.0)}))  # (6 - 5)²/2 + 2²/2
@@ -127,7 +140,7 @@ class Regression(Loss):
         return z - y.astype(z.dtype).reshape(z.shape)
 
     @property
-    def metrics(self) -> dict[str, Metric]:
+    def metrics(self) -> dict[str, MetricFunction]:
         return {"mse": self.mse}
 
     def check(self, params: Any, federation: "Federation") -> None:
@@ -147,5 +160,5 @@ def _fits(outputs: tuple[int, ...], target: tuple[int, ...]) -> None:
 
 def _targets(split: "Split", where: str) -> np.ndarray:
     if not isinstance(split.examples, dict) or not {"x", "y"} <= split.examples.keys():
-        raise ValueError(f"{where}: examples must be a dictionary with 'x' and 'y'; for others write your own loss")
+        raise ValueError(f"{where}: examples must be a dictionary with 'x' and 'y'; for others write a loss function")
     return np.asarray(split.examples["y"])

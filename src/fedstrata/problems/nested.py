@@ -11,25 +11,27 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
-from fedstrata.errors import unknown
+from fedstrata.base.errors import unknown
+from fedstrata.core.vector import Vector
+from fedstrata.data.examples import one_example
 from fedstrata.problems.average import Loss
 from fedstrata.problems.base import Full, Oracle, Rows
 from fedstrata.problems.composite import CompositeProblem, plus
 from fedstrata.prox import Regularizer, Zero
-from fedstrata.vector import Vector
 
 Level = Callable[..., PyTree]  # level(y) or level(y, example) -> the next y
 
 
 class NestedOracle(Oracle):
-    """The levels as one client sees them: each through a sample of its own, ξ_k, with levels counted from 1.
+    """The levels of one client, each estimated from a separate sample ξ_k; levels are counted from 1.
 
-    Values and products with Jacobians of level k look at the same ξ_k, as recursive estimators need. `separate=True`
-    asks for an independent sample ξ'_k instead; it too is the same in every question of one step.
+    Values and Jacobian products of level k use the same ξ_k, as recursive estimators need. With `separate=True` they
+    use an independent sample ξ'_k, which is also the same for all calls in one step.
     """
 
     @property
     def levels(self) -> int:
+        """The number of levels, K."""
         return len(self.problem.levels)
 
     def value(self, k: int, y: Vector, separate: bool = False) -> Vector:
@@ -37,16 +39,16 @@ class NestedOracle(Oracle):
         return self._level(k, separate)(y)
 
     def pull(self, k: int, y: Vector, v: Vector | None = None, separate: bool = False) -> Vector:
-        """J_k(y; ξ_k)ᵀ v; of the last level, which is a number, the gradient (no v)."""
+        """J_k(y; ξ_k)ᵀ v; for the last level, which is a number, the gradient (no v)."""
         out, transposed = jax.vjp(self._level(k, separate), y)
         return transposed(jax.tree.map(jnp.ones_like, out) if v is None else v)[0]
 
     def jacobian(self, k: int, y: Vector, separate: bool = False) -> "Jacobian":
-        """J_k(y; ξ_k) as numbers: d_k × d_{k−1} of them."""
+        """J_k(y; ξ_k) as an explicit d_k × d_{k−1} matrix."""
         return Jacobian(jax.jacrev(self._level(k, separate))(y).tree)
 
     def prox(self, z: Vector, step: Any) -> Vector:
-        """argmin_x φ(x) + |x − z|² / (2 step); z itself where there is no regulariser."""
+        """The minimiser of φ(x) + |x − z|² / (2 step); z without a regulariser."""
         return self.problem.prox(z, step)
 
     def _level(self, k: int, separate: bool) -> Callable[[Vector], Vector]:
@@ -59,10 +61,10 @@ class NestedOracle(Oracle):
 
 
 class Jacobian(Vector):
-    """A Jacobian as a vector of its numbers, so that it adds and scales; a tree of outputs over trees of inputs."""
+    """A Jacobian as a `Vector` of its entries: a tree of outputs over trees of inputs, with sums and multiples."""
 
     def pull(self, v: Vector) -> Vector:
-        """Jᵀ v"""
+        """The product Jᵀ v."""
         outer = jax.tree.structure(v.tree)
         terms = [
             jax.tree.map(lambda a, out=out: jnp.tensordot(out, a, axes=out.ndim), inputs.tree)
@@ -71,7 +73,7 @@ class Jacobian(Vector):
         return Vector(jax.tree.map(lambda *parts: sum(parts[1:], start=parts[0]), *terms))
 
     def push(self, dy: Vector) -> Vector:
-        """J dy"""
+        """The product J dy."""
         is_input = lambda node: isinstance(node, Vector)
 
         def apply(inputs: Vector) -> Array:
@@ -85,15 +87,26 @@ class Jacobian(Vector):
 class Nested(CompositeProblem):
     r"""$\min_x \bar F_K \circ \dots \circ \bar F_1 (x)$ (global) or $\sum_i p_i F_{i,K} \circ \dots \circ F_{i,1}(x)$.
 
-    levels: functions `level(y, example)`, or `level(y)` where a level needs no data, of one example; trees in, trees
-    out; the first takes the parameters, the last returns a number. Each level is an expectation over its own sample.
-    inner: whose expectation an inner level is. "global": of all clients together, $\bar F_k = \sum_i p_i F_{i,k}$
-    (a portfolio's variance around the common mean). "client": of each client alone, and only the results are averaged
-    (robust learning, meta-learning). The two are different objectives as soon as clients differ.
-    regularizer: φ of `fs.prox`, added to the objective; a constraint, say. splits: the split that each level draws from
-    (all "train"). metrics: `metric(y, example)`, averaged, of the parameters, or of the output of level `metrics_level`
-    (as `inner` says: for a meta-learner, level 1 is the client's adapted model). gamma: of the recorded stationarity
-    (see `Regularized`). model: gives start values where `fs.run` gets none.
+    The inner levels are expectations over all clients, $\bar F_k = \sum_i p_i F_{i,k}$ (the variance of a portfolio
+    around the common mean), or over each client separately, with only the results averaged (robust learning,
+    meta-learning). The two objectives differ as soon as clients differ.
+
+    Args:
+        levels: functions of one example, `level(y, example)`, or `level(y)` for a level without data, from trees to
+            trees. The first takes the parameters, the last returns a number. Each level has a separate sample.
+        inner: the expectation of the inner levels: "global", over all clients, or "client", over each client
+            separately.
+        regularizer: φ of `fs.prox`, added to the objective; may be a constraint.
+        splits: the split of each level; None: all "train".
+        metrics: functions `metric(y, example)`, averaged over the rows.
+        metrics_level: the level whose output is the y of the metrics; 0: the parameters. For a meta-learner, level 1 is
+            the client's adapted model.
+        gamma: the γ of the recorded stationarity, see `Regularized`.
+        more_gammas: further values, recorded as stationarity_γ.
+        model: the model of the start values, if `fs.run` gets none.
+        when_not_finite: advice for the warning about a run that becomes non-finite.
+        shapes: the shapes of x and of the outputs of all levels; set by `bind`.
+        clients: the number of clients; set by `bind`.
 
     >>> import jax.numpy as jnp
     >>> inner = lambda x, example: example["a"] @ x
@@ -109,8 +122,8 @@ class Nested(CompositeProblem):
     gamma: float = 1.0
     more_gammas: tuple[float, ...] = ()
     model: Any = None
-    when_not_finite: str = eqx.field(default="", static=True)  # advice for a run that leaves the finite numbers
-    shapes: Any = eqx.field(default=None, static=True)  # of x and every level's output, and dtypes; set by `bind`
+    when_not_finite: str = eqx.field(default="", static=True)
+    shapes: Any = eqx.field(default=None, static=True)
     clients: int | None = eqx.field(default=None, static=True)
 
     Oracle: ClassVar[type] = NestedOracle
@@ -132,10 +145,11 @@ class Nested(CompositeProblem):
             raise ValueError(f"Nested: metrics_level={self.metrics_level} must be 0 (parameters) or an inner level")
 
     def samples_at(self, number: int) -> bool:
-        """Whether a level (counted from 0) looks at data."""
+        """Whether a level (counted from 0) takes an example."""
         return takes_example(self.levels[number])
 
     def split_of(self, number: int) -> str:
+        """The split of a level (counted from 0)."""
         return "train" if self.splits is None else self.splits[number]
 
     @property
@@ -144,13 +158,13 @@ class Nested(CompositeProblem):
         return tuple(f"level{k + 1}" for k in range(len(self.levels)) if self.samples_at(k))
 
     @property
-    def streams(self) -> Mapping[str, str]:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def streams(self) -> Mapping[str, str]:
         looking = [k for k in range(len(self.levels)) if self.samples_at(k)]
         return {f"{what}{k + 1}": self.split_of(k) for what in ("level", "jacobian") for k in looking}
 
     @property
     def size_split(self) -> str:
-        """That of the last level with data, whose values are averaged over clients."""
+        """The split of the last level with data, whose values are averaged over clients."""
         return self.split_of(max(k for k in range(len(self.levels)) if self.samples_at(k)))
 
     def init(self, key: PRNGKeyArray) -> PyTree:
@@ -180,7 +194,7 @@ class Nested(CompositeProblem):
         last = self.values(x, full)[-1].tree
         if self.inner == "global":
             return last
-        weights = self._client_weights(full, last.dtype)  # zero for a client without rows, whose value means nothing
+        weights = self._client_weights(full, last.dtype)  # zero for a client without rows, whose value is undefined
         return jnp.sum(jnp.where(weights > 0, weights * last, 0))
 
     def _client_weights(self, full: Full, dtype: Any) -> Array:
@@ -219,7 +233,7 @@ class Nested(CompositeProblem):
         return out
 
     def from_clients(self, x: Vector, values: Array, weights: Array) -> Array | None:
-        """With client coupling the mean of the clients' compositions, and φ once; otherwise none."""
+        """With client coupling the mean of the clients' compositions, plus φ once; otherwise None."""
         return plus(jnp.sum(weights * values), self.regularizer.value(x)) if self.inner == "client" else None
 
     def advice(self) -> str:
@@ -231,7 +245,7 @@ class Nested(CompositeProblem):
         if not bool(jnp.isfinite(self.regularizer.value(x))):
             raise ValueError(
                 f"Nested: the start values are outside of {self.regularizer!r}, where the objective is not finite; "
-                "start inside, say from problem.prox(fs.Vector(params), 1.0).tree"
+                "start inside, e.g. from problem.prox(fs.Vector(params), 1.0).tree"
             )
 
     def bind(self, x: Vector, federation: Any, rule: Any = None) -> "Nested":
@@ -240,7 +254,7 @@ class Nested(CompositeProblem):
         return dataclasses.replace(self, shapes=shapes, clients=federation.clients)
 
     def _trace(self, x: Vector, federation: Any) -> list[Any]:
-        """The shapes of x and of every level's output, for one example; refuses levels that do not fit together."""
+        """The shapes of x and of every level's output, for one example; raises if levels do not fit together."""
         shapes: list[Any] = [jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), x.tree)]
         for number, level in enumerate(self.levels):
             arguments = [shapes[-1]]
@@ -265,23 +279,21 @@ class Nested(CompositeProblem):
     def zeros(self, number: int) -> Vector:
         """A zero of the shape of x (0) or of the output of a level, for a state to start from."""
         if self.shapes is None:
-            raise ValueError("this Nested problem does not know its shapes yet; fs.run tells it, as does problem.bind")
+            raise ValueError(
+                "the shapes of this Nested problem are not set yet; fs.run sets them, as does problem.bind"
+            )
         structure, leaves = self.shapes[number]
         return Vector(structure.unflatten([jnp.zeros(s.shape, s.dtype) for s in leaves]))
 
     def zero_jacobian(self, k: int) -> Jacobian:
-        """A zero of the shape of level k's Jacobian (counted from 1), laid out as an oracle gives it."""
+        """A zero of the shape of level k's Jacobian (counted from 1), in the layout of the oracle."""
         outputs, inputs = self.zeros(k), self.zeros(k - 1)
         over = lambda out: inputs.map(lambda a: jnp.zeros((*out.shape, *a.shape), a.dtype))
         return Jacobian(jax.tree.map(over, outputs.tree))
 
     def sizes(self) -> tuple[int, ...]:
-        """d_0 … d_K: how many numbers x and every level's output hold."""
+        """d_0 … d_K: the sizes of x and of every level's output."""
         return tuple(sum(int(np.prod(s.shape)) for s in leaves) for _, leaves in self.shapes)
-
-
-def one_example(column: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(column.shape[1:], jax.dtypes.canonicalize_dtype(column.dtype))
 
 
 def takes_example(level: Level) -> bool:

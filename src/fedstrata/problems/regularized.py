@@ -7,27 +7,30 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from fedstrata.core.vector import Vector
 from fedstrata.problems.average import Loss, LossOracle, LossProblem
 from fedstrata.problems.base import CompositeOracle, Full
 from fedstrata.problems.composite import CompositeProblem, plus
 from fedstrata.prox import Regularizer, hoyer, zeros
-from fedstrata.vector import Vector
 
 
 class RegularizedOracle(LossOracle, CompositeOracle):
-    pass
+    """The oracle of `Regularized`."""
 
 
 class Regularized(LossProblem, CompositeProblem):
     r"""$\min_x f(x) + \varphi(x)$: an average of local losses plus a regulariser or a constraint of `fs.prox`.
 
-    loss: `loss(params, example) -> scalar`, for one example; f is its mean, as in `Average`. regularizer: φ, convex or
-    weakly convex, or the indicator of a set. metrics: more functions like the loss, averaged the same way.
-    gamma: the γ of the recorded stationarity $\|F_{nat}^\gamma(x)\|$, which has nothing to do with a method's own.
-    more_gammas: further ones, recorded as stationarity_γ.
-
     Recorded: objective (f + φ), loss (f), regularizer (φ), stationarity, subdifferential_distance (where φ has a
     closed form for it), hoyer and zeros (of all parameters).
+
+    Args:
+        loss: `loss(params, example) -> scalar`, for one example; f is its mean, as in `Average`.
+        regularizer: φ, convex or weakly convex, or the indicator of a set.
+        metrics: more functions like the loss, averaged; `fs.Metric(function, "max")` declares that high values are
+            better.
+        gamma: the γ of the recorded stationarity $\|F_{nat}^\gamma(x)\|$; independent of any γ of a method.
+        more_gammas: further values, recorded as stationarity_γ.
 
     >>> import fedstrata as fs
     >>> problem = Regularized(lambda w, example: 0.5 * (w @ example["x"] - example["y"]) ** 2, fs.prox.L1(0.1))

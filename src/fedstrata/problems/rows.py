@@ -1,4 +1,4 @@
-"""Whole splits, for exact evaluation: sums and values over all rows, in chunks that fit."""
+"""Whole splits, for exact evaluation: sums and values over all rows, in chunks."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -9,31 +9,41 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PyTree
 
-from fedstrata.chunks import map_in_chunks
+from fedstrata.base.chunks import map_in_chunks
+from fedstrata.core.vector import widest
 from fedstrata.problems.stored import Stored
-from fedstrata.vector import widest
 
 
 class Rows(eqx.Module):
     """A whole split with one weight per example (summing to one), for exact evaluation.
 
-    On a device mesh every device holds the rows of its own clients, in a block that is filled up to the longest one:
-    `order` then says where each row lies. Functions of rows are computed where the rows are, and only what they give
-    travels.
+    On a device mesh every device holds the rows of its clients, in a block that is padded to the longest one. Functions
+    of rows are computed where the rows are, and only the results are sent.
+
+    Args:
+        examples: arrays on the device, or `Stored` on the host.
+        weight: of each row; they sum to one.
+        client: the client of each row.
+        clients: the number of clients.
+        chunk: rows that are evaluated at a time.
+        start: the first row of each client, if its rows are contiguous and weigh the same.
+        capacity: the most rows of a client.
+        order: the place of each row among `examples`; None: the same.
+        blocks: the number of equal parts of `examples`, one on each device.
     """
 
-    examples: PyTree  # arrays on the device, or `Stored` on the host
+    examples: PyTree
     weight: Array
-    client: Array  # who owns the row
+    client: Array
     clients: int = eqx.field(static=True)
     chunk: int = eqx.field(static=True, default=4096)
-    start: Array | None = None  # (clients,) where each client's rows begin, if they lie together and weigh the same
-    capacity: int = eqx.field(static=True, default=0)  # the most rows that a client has
-    order: Array | None = None  # (n,) where row j lies among `examples`; None: there
-    blocks: int = eqx.field(static=True, default=1)  # equal parts of `examples`, one on each device
+    start: Array | None = None
+    capacity: int = eqx.field(static=True, default=0)
+    order: Array | None = None
+    blocks: int = eqx.field(static=True, default=1)
 
     def mean(self, function: Callable[[PyTree], PyTree]) -> PyTree:
-        """Σ_j w_j function(example_j), in chunks that fit, differentiable with as little memory."""
+        """Σ_j w_j function(example_j), in chunks; its gradient needs no more memory."""
 
         def sum_up(values: Array, w: Array) -> Array:
             wide = widest(values.dtype, w.dtype)
@@ -49,8 +59,8 @@ class Rows(eqx.Module):
     def client_means(self, function: Callable[[PyTree, PyTree], PyTree], values: PyTree) -> PyTree:
         """For every client i the mean of function(values[i], example) over its rows: stacked, in and out.
 
-        Differentiable, in chunks that fit. A client's rows are taken together, so that a product with its value is one
-        of matrices; only where clients are of very different sizes has every row its owner's value at hand instead.
+        Differentiable, in chunks. A client's rows are taken together, so that products with its value are products of
+        matrices. Where client sizes differ much, the value is copied for every row instead.
         """
         if self.clients == 1:
             own = jax.tree.map(lambda a: a[0], values)
@@ -93,13 +103,13 @@ class Rows(eqx.Module):
         return jax.lax.scan(add, some(zero), jnp.arange(length, self.capacity, length, dtype=jnp.int32))[0]
 
     def at(self, index: Any) -> PyTree:
-        """The examples at these places, wherever they lie."""
+        """The examples at these places, on the device or on the host."""
         if isinstance(self.examples, Stored):
             return self.examples.take(jnp.asarray(index))
         return jax.tree.map(lambda a: a[index], self.examples)
 
     def map(self, function: Callable[[PyTree], PyTree]) -> PyTree:
-        """function(example) for every row, in chunks that fit."""
+        """function(example) for every row, in chunks."""
         if isinstance(self.examples, Stored):
             size = self.weight.shape[0]
             length = min(self.chunk, size)
@@ -148,7 +158,7 @@ class Rows(eqx.Module):
         return _sum(chunk, -(-size // length))
 
     def _over_slices(self, part: Callable[[PyTree, Array, Array], PyTree], length: int) -> PyTree:
-        """The same for rows in blocks: a chunk is a slice of every block, which its own device cuts."""
+        """The same for rows in blocks: a chunk is a slice of every block, taken on its device."""
         place = lambda values: jnp.zeros(self._stored(), values.dtype).at[self.order].set(values, unique_indices=True)
         lying = self._blocked((self.examples, place(self.weight), place(self.client)))
         length, long = self._lengths(length)

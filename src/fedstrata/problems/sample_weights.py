@@ -1,4 +1,4 @@
-"""A weight for every training example: to train with them, or to learn them from clean examples."""
+"""A weight for every training example, given or learned from clean examples."""
 
 from typing import Any
 
@@ -7,16 +7,21 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
+from fedstrata.core.vector import Vector
 from fedstrata.problems.average import Average
 from fedstrata.problems.base import Metric
 from fedstrata.problems.bilevel import Bilevel
 from fedstrata.problems.group_weights import Same, Unweighted, at_model
 from fedstrata.problems.losses import Loss
-from fedstrata.vector import Vector
 
 
 class WeightedExample(eqx.Module):
-    """The loss of an example times its weight, plus the l2 term; an `id` below 0 weighs one."""
+    """The loss of an example times its weight, plus the l2 term; an `id` below 0 weighs one.
+
+    Args:
+        loss: the loss without weights.
+        weights: one per example.
+    """
 
     loss: Loss
     weights: Array
@@ -44,18 +49,28 @@ class SampleWeighted(Average):
 
     @classmethod
     def of(cls, loss: Loss, weights: Any) -> "SampleWeighted":
+        """The problem of a loss with these weights."""
         return cls(WeightedExample(loss, jnp.asarray(weights)))
 
+    @property
+    def weighted_loss(self) -> WeightedExample:
+        """The loss with its weights."""
+        if not isinstance(self.loss, WeightedExample):
+            raise TypeError(f"SampleWeighted: loss={self.loss!r} has no weights; use SampleWeighted.of(loss, weights)")
+        return self.loss
+
     def weighted(self, weights: Any) -> "SampleWeighted":
-        return type(self).of(self.loss.loss, weights)  # pyright: ignore[reportFunctionMemberAccess]
+        """The same problem with other weights."""
+        return type(self).of(self.weighted_loss.loss, weights)
 
     def learn_weights(self, **options: Any) -> "ExampleWeights":
-        """The bilevel problem: weights σ(x) with which models do well on the clean split "valid".
+        """The bilevel problem of weights σ(x) for which models have a small loss on the clean split "valid".
 
-        options: those of `fs.Bilevel`.
+        Args:
+            **options: parameters of `fs.Bilevel`.
         """
-        held: Any = self.loss
-        start = jax.tree.map(jnp.zeros_like, held.loss.model.init(jax.random.key(0)))
+        held = self.weighted_loss
+        start = jax.tree.map(jnp.zeros_like, held.model.init(jax.random.key(0)))
         metrics = at_model(held.metrics)
         metrics |= {"weight_of_right": Metric(_MeanWeight(0), "max"), "weight_of_wrong": Metric(_MeanWeight(1), "min")}
         above, below = Unweighted(held.loss), _Lower(held.loss)
@@ -63,9 +78,10 @@ class SampleWeighted(Average):
 
 
 class ExampleWeights(Bilevel):
-    """Made by `SampleWeighted.learn_weights`."""
+    """The bilevel problem of `SampleWeighted.learn_weights`."""
 
     def weights(self, x: Any) -> Array:
+        """One weight per example, σ(x)."""
         return jax.nn.sigmoid(x.tree if isinstance(x, Vector) else x)
 
 

@@ -1,4 +1,4 @@
-"""Examples that stay in the host's memory, or in files that are mapped into it, and are fetched as a program asks."""
+"""Examples that stay in host memory or in memory-mapped files and are fetched by running programs."""
 
 from typing import Any
 
@@ -9,7 +9,11 @@ from jaxtyping import Array, PyTree
 
 
 class Stored:
-    """A split's rows on the host. To a program it is a constant: only rows that are asked for come to the device."""
+    """The rows of a split on the host: only the rows that a program reads are copied to the device.
+
+    Args:
+        examples: the rows.
+    """
 
     def __init__(self, examples: PyTree):
         self.examples = jax.tree.map(np.asarray, examples)

@@ -1,10 +1,10 @@
 r"""Regularisers φ with their proximal operators: `prox(z, γ)` is the minimiser of φ(x) + |x − z|²/(2γ).
 
-A regulariser is an object with four questions: `value(x)` is φ(x); `prox(z, step)` takes one implicit step on φ;
-`rho` says how far φ is from convex (0: convex; `step` must stay below 1/ρ); `distance(x, g)` says how far x is from
-stationary when g is the gradient of the smooth part. All take arrays, trees of arrays and `Vector`s, and can be
-compiled, mapped and differentiated. They scale (`2 * L1(0.1)`), choose their leaves (`.on("weight")`, `.on(kernels)`)
-and add up where they act on different leaves; a `SquaredL2` may be added to anything. An example:
+A regulariser has four members. `value(x)` is φ(x). `prox(z, step)` takes one implicit step on φ. `rho` measures how far
+φ is from convex (0: convex; `step` must stay below 1/ρ). `distance(x, g)` measures how far x is from stationary when g
+is the gradient of the smooth part. All take arrays, trees of arrays and `Vector`s, and can be compiled, mapped and
+differentiated. Regularisers can be scaled (`2 * L1(0.1)`), restricted to leaves (`.on("weight")`, `.on(kernels)`) and
+added where they act on different leaves; a `SquaredL2` may be added to anything. An example:
 
 >>> import jax.numpy as jnp
 >>> phi = L1(1.0).on("weight") + SquaredL2(0.5).on("bias")

@@ -1,4 +1,4 @@
-"""What `c * φ` and `φ₁ + φ₂` become: the combination with a known prox."""
+"""The results of `c * φ` and `φ₁ + φ₂`: combinations with a known prox."""
 
 from collections.abc import Iterable
 
@@ -8,7 +8,12 @@ from fedstrata.prox.sparse import SquaredL2, Zero
 
 
 def scale(regularizer: Regularizer, factor: float) -> Regularizer:
-    """c · φ, with c moved to where the parts are, so that `add` still recognises a square."""
+    """c · φ, with c moved into the parts, so that `add` still recognises a square.
+
+    Args:
+        regularizer: φ.
+        factor: c, above 0.
+    """
     match regularizer:
         case SquaredL2(weight=weight):
             return SquaredL2(factor * weight)
@@ -24,14 +29,19 @@ def scale(regularizer: Regularizer, factor: float) -> Regularizer:
 
 
 def add(left: Regularizer, right: Regularizer) -> Regularizer:
-    """φ₁ + φ₂: squares of all leaves are taken out, squares on the same chosen leaves join their partner."""
+    """φ₁ + φ₂: squares of all leaves are taken out, squares on the same chosen leaves join their partner.
+
+    Args:
+        left: φ₁.
+        right: φ₂.
+    """
     (left, one), (right, two) = _split(left), _split(right)
     parts = list(_parts(left))
     for new in _parts(right):
-        at = [i for i, old in enumerate(parts) if _same_leaves_with_square(old, new)]
-        if at:
-            old = parts[at[0]]
-            parts[at[0]] = On(add(old.inner, new.inner), new.selectors)  # pyright: ignore[reportAttributeAccessIssue]
+        for place, old in enumerate(parts):
+            if (joined := _joined(old, new)) is not None:
+                parts[place] = joined
+                break
         else:
             parts.append(new)
     if not parts:
@@ -59,7 +69,9 @@ def _parts(regularizer: Regularizer) -> Iterable[Regularizer]:
     return (regularizer,)
 
 
-def _same_leaves_with_square(old: Regularizer, new: Regularizer) -> bool:
+def _joined(old: Regularizer, new: Regularizer) -> Regularizer | None:
+    """The sum of two parts on the same chosen leaves, if one of them has a square; else None."""
     if not (isinstance(old, On) and isinstance(new, On) and old.selectors == new.selectors):
-        return False
-    return any(_split(part.inner)[1] > 0 for part in (old, new))
+        return None
+    squares = any(_split(part.inner)[1] > 0 for part in (old, new))
+    return On(add(old.inner, new.inner), new.selectors) if squares else None

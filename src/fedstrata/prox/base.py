@@ -10,18 +10,24 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, PyTree
 
+from fedstrata.core.vector import widest
 from fedstrata.prox.trees import Leaves, Selector, named_leaves, root, total, wide
-from fedstrata.vector import widest
 
 
 def number(default: Any = dataclasses.MISSING, *, above: float = -math.inf, at_least: float = -math.inf) -> Any:
-    """Declare a constant of a regulariser, a plain number in a range: `weight: float = number(at_least=0)`."""
+    """Declare a constant of a regulariser, a plain number in a range: `weight: float = number(at_least=0)`.
+
+    Args:
+        default: the value if none is given; without it the constant is required.
+        above: the constant must be larger.
+        at_least: the constant must not be smaller.
+    """
     given = {} if default is dataclasses.MISSING else {"default": default}
     return eqx.field(static=True, converter=plain, metadata={"range": (above, at_least)}, **given)
 
 
 def plain(value: Any) -> Any:
-    """A Python float for anything that is one number; everything else as it is, for the check to refuse."""
+    """A Python float for anything that is one number; other values unchanged, so that the check can reject them."""
     if isinstance(value, Tracer) or np.ndim(value) != 0:
         return str(value)  # equinox would warn of a static array before the check can explain
     if isinstance(value, (bool, np.bool_)) or not jnp.issubdtype(np.asarray(value).dtype, jnp.number):
@@ -38,8 +44,9 @@ class Regularizer(eqx.Module):
     computed in float32 or wider. Multiply by a positive number, add what acts on other leaves (or a `SquaredL2`), and
     choose leaves with `on`.
 
-    To write your own, subclass and define `_value(x)`, `_prox(z, step)` and `_distance(x, g)` (the distance *squared*)
-    for one array; the base class does trees, dtypes and checks. `joint = True` hands over all leaves as one vector.
+    To write a regulariser, subclass and define `_value(x)`, `_prox(z, step)` and `_distance(x, g)` (the distance
+    *squared*) for one array; the base class handles trees, dtypes and checks. With `joint = True` these methods get all
+    leaves as one vector.
     """
 
     joint: ClassVar[bool] = False
@@ -58,6 +65,7 @@ class Regularizer(eqx.Module):
 
     @property
     def convex(self) -> bool:
+        """Whether φ is convex."""
         return self.rho == 0
 
     @property
@@ -66,14 +74,22 @@ class Regularizer(eqx.Module):
         return True
 
     def value(self, x: PyTree) -> Array:
-        """φ(x). For a constraint set: 0 inside (within rounding), infinite outside."""
+        """φ(x). For a constraint set: 0 inside (within rounding), infinite outside.
+
+        Args:
+            x: the point, an array or a tree of arrays.
+        """
         return self._value_on(self._fitting(x)[0])
 
     def prox(self, z: PyTree, step: Any) -> Any:
         """The minimiser of φ(x) + |x − z|²/(2 step); `step = 0` gives z (constraint sets: its projection).
 
-        A step that `check_step` refuses raises. One that is only known inside a compiled function cannot: the result
-        is then NaN throughout, never a wrong point.
+        A step outside the allowed range raises, see `check_step`. A traced step cannot raise: the result is then NaN
+        throughout, never a wrong point.
+
+        Args:
+            z: the point, an array or a tree of arrays.
+            step: γ, at least 0 and below 1/ρ.
         """
         leaves, rebuild = self._fitting(z)
         self.check_step(step)
@@ -86,6 +102,10 @@ class Regularizer(eqx.Module):
         r"""$\min_{v \in \partial\varphi(x)} |g + v|$: zero where g + φ is stationary, infinite outside φ's domain.
 
         With g the gradient of f at x this measures how far x is from a stationary point of f + φ.
+
+        Args:
+            x: the point, an array or a tree of arrays.
+            g: the gradient of the smooth part at x.
         """
         if not self.has_distance:
             raise TypeError(
@@ -99,11 +119,19 @@ class Regularizer(eqx.Module):
         return root(self._distance_on(leaves, gradients))
 
     def check(self, x: PyTree) -> None:
-        """Raise a ValueError if this regulariser does not fit this tree; shapes are enough, nothing is computed."""
+        """Raise a ValueError if this regulariser does not fit this tree.
+
+        Args:
+            x: arrays, or only their shapes and dtypes.
+        """
         self._fitting(x)
 
     def check_step(self, step: Any) -> None:
-        """Raise a ValueError if the prox is not defined for this step (a traced one passes unseen)."""
+        """Raise a ValueError if the prox is not defined for this step.
+
+        Args:
+            step: γ; a traced one is not checked.
+        """
         if jnp.ndim(step) != 0:
             raise ValueError(
                 f"{self!r}: step must be one number, got an array of shape {jnp.shape(step)}; use jax.vmap for many"
@@ -125,8 +153,10 @@ class Regularizer(eqx.Module):
     def on(self, *leaves: Selector) -> "Regularizer":
         """The same regulariser on the chosen leaves only; φ = 0 on the others.
 
-        A string is a leaf's whole name ("0/weight"), a pattern ("*/weight") or one part of the name ("weight"); a
-        function `choose(name, leaf) -> bool` decides for itself, such as `prox.kernels`.
+        Args:
+            *leaves: strings or functions. A string is a leaf's whole name ("0/weight"), a pattern ("*/weight") or one
+                part of the name ("weight"). A function `choose(name, leaf) -> bool`, such as `prox.kernels`, selects
+                leaves.
         """
         from fedstrata.prox.combine import On  # combinations are regularisers, so their module imports this one
 
@@ -159,12 +189,12 @@ class Regularizer(eqx.Module):
         raise NotImplementedError(f"{type(self).__name__} must define _distance(x, g)")
 
     def _check_leaf(self, name: str, leaf: Any) -> None:
-        """Raise a ValueError if this leaf's shape does not suit."""
+        """Raise a ValueError if the shape of this leaf does not fit."""
 
-    # All leaves. Combinations override these and pass on the leaves that belong to their parts.
+    # All leaves. Combinations override these and pass the leaves of their parts on.
 
     def _own(self, leaves: Leaves) -> Leaves:
-        """The leaves that it acts on."""
+        """The leaves on which φ acts."""
         return leaves
 
     def _check_on(self, leaves: Leaves) -> None:
@@ -192,7 +222,7 @@ class Regularizer(eqx.Module):
         return total([self._distance(x, g.astype(x.dtype)) for x, g in pairs])
 
     def _blocks(self, leaves: Leaves) -> list[Array]:
-        """What the formulas see: leaf by leaf, or all leaves as one vector."""
+        """The arguments of the formulas: leaf by leaf, or all leaves as one vector."""
         blocks = [wide(leaf) for leaf in leaves.values()]
         if not self.joint:
             return blocks
@@ -200,7 +230,7 @@ class Regularizer(eqx.Module):
         return [jnp.concatenate([block.astype(dtype).ravel() for block in blocks])]
 
     def _eps(self, leaves: Leaves) -> list[float]:
-        """The relative rounding error of each block as it was stored, for what must be decided within rounding."""
+        """The relative rounding error of each block as it was stored, for decisions within rounding."""
         each = [float(jnp.finfo(leaf.dtype).eps) for leaf in leaves.values()]
         return [max(each)] if self.joint else each
 
@@ -208,7 +238,7 @@ class Regularizer(eqx.Module):
         allowed = (step >= 0) & (step < math.inf)
         if self.rho < math.inf:
             allowed &= step * self.rho < 1
-        # The formula never sees a forbidden step, whose infinities would spoil derivatives.
+        # The formula gets 0 instead of a forbidden step, whose infinities would spoil derivatives.
         x = self._prox(z, jnp.where(allowed, step, 0))
         return jnp.where(allowed, x, math.nan)
 

@@ -17,6 +17,10 @@ class On(Regularizer):
     >>> tree = {"weight": jnp.array([3.0]), "bias": jnp.array([3.0])}
     >>> {name: x.tolist() for name, x in SquaredL2(0.5).on("weight").prox(tree, step=2.0).items()}
     {'bias': [3.0], 'weight': [1.0]}
+
+    Args:
+        inner: φ.
+        selectors: names, patterns or functions, see `Regularizer.on`.
     """
 
     inner: Regularizer
@@ -65,6 +69,10 @@ class Scaled(Regularizer):
     >>> from fedstrata.prox import MCP
     >>> (3 * MCP(1.0, theta=6.0)).rho
     0.5
+
+    Args:
+        inner: φ.
+        factor: c, above 0.
     """
 
     inner: Regularizer
@@ -99,7 +107,11 @@ class Scaled(Regularizer):
 
 
 class Sum(Regularizer):
-    """φ₁ + φ₂ + … on disjoint leaves: made by `one.on(...) + other.on(...)`. Each part has its own prox."""
+    """φ₁ + φ₂ + … on disjoint leaves: made by `one.on(...) + other.on(...)`. The prox is taken part by part.
+
+    Args:
+        parts: the φ's; no two may act on the same leaf.
+    """
 
     parts: tuple[Regularizer, ...] = eqx.field(converter=tuple)
 
@@ -112,7 +124,7 @@ class Sum(Regularizer):
         return all(part.has_distance for part in self.parts)
 
     def check_step(self, step: Any) -> None:
-        for part in self.parts:  # one by one: a part with infinite ρ excuses no other
+        for part in self.parts:  # one by one: infinite ρ of one part must not hide the bound of another
             part.check_step(step)
 
     def _own(self, leaves: Leaves) -> Leaves:
@@ -150,7 +162,7 @@ class Sum(Regularizer):
 
 
 class PlusSquare(Regularizer):
-    r"""$\varphi + \nu |x|^2$ on all leaves: made by `regularizer + SquaredL2(nu)`. The square only moves the problem.
+    r"""$\varphi + \nu |x|^2$ on all leaves: made by `regularizer + SquaredL2(nu)`. The square only shifts the problem.
 
     $$ \mathrm{prox}_{\gamma(\varphi + \nu|\cdot|^2)}(z) =
        \mathrm{prox}_{\frac{\gamma}{1 + 2\gamma\nu} \varphi}\Big(\frac{z}{1 + 2\gamma\nu}\Big),
@@ -159,6 +171,10 @@ class PlusSquare(Regularizer):
     >>> from fedstrata.prox import L1
     >>> (L1(2.0) + SquaredL2(0.5)).prox(jnp.array([4.0, -0.5]), step=1.0).tolist()
     [1.0, 0.0]
+
+    Args:
+        inner: φ.
+        weight: ν, at least 0.
     """
 
     inner: Regularizer
@@ -195,7 +211,7 @@ class PlusSquare(Regularizer):
 
 
 def _by_part(parts: list[tuple[Regularizer, Leaves]], gradients: Leaves) -> Array:
-    """Squared distances of the parts on their own leaves, and |g|² on the leaves of nobody."""
+    """Squared distances of the parts on their leaves, and |g|² on leaves without a part."""
     inside = [part._distance_on(own, {name: gradients[name] for name in own}) for part, own in parts]
     owned = {name for _, own in parts for name in own}
     return total(inside + [squared(jnp.asarray(g)) for name, g in gradients.items() if name not in owned])

@@ -17,8 +17,11 @@ class MCP(Regularizer):
        \mathrm{prox}(z_i) = \begin{cases} \mathrm{sign}(z_i) \, (|z_i| - \gamma\lambda)_+ / (1 - \gamma/\theta)
                                                  & |z_i| \le \theta\lambda \\ z_i & \text{otherwise} \end{cases} $$
 
-    weight: λ. theta: θ, the larger the nearer to the lasso. Weakly convex with $\rho = 1/\theta$; the prox needs
-    $\gamma < \theta$.
+    Weakly convex with $\rho = 1/\theta$; the prox needs $\gamma < \theta$.
+
+    Args:
+        weight: λ, above 0.
+        theta: θ, above 0; larger values are nearer to the lasso.
 
     >>> MCP(1.0, theta=2.0).prox(jnp.array([0.5, 1.5, 3.0]), step=1.0).tolist()
     [0.0, 1.0, 3.0]
@@ -47,7 +50,7 @@ class MCP(Regularizer):
 
 
 class SCAD(Regularizer):
-    r"""The smoothly clipped absolute deviation, through its slope:
+    r"""The smoothly clipped absolute deviation, defined by its slope.
 
     $$ \varphi'(|x|) = \lambda \text{ for } |x| \le \lambda, \qquad
        \frac{(a\lambda - |x|)_+}{a - 1} \text{ beyond} $$
@@ -57,8 +60,11 @@ class SCAD(Regularizer):
                                                          & (1 + \gamma)\lambda < |z_i| \le a\lambda \\
          z_i & \text{otherwise} \end{cases} $$
 
-    weight: λ. a: where the slope has gone, in units of λ; more than 2. Weakly convex with $\rho = 1/(a - 1)$; the prox
-    needs $\gamma < a - 1$.
+    Weakly convex with $\rho = 1/(a - 1)$; the prox needs $\gamma < a - 1$.
+
+    Args:
+        weight: λ, above 0.
+        a: the slope is zero from |x| = aλ on; above 2.
 
     >>> SCAD(1.0, a=3.0).prox(jnp.array([0.5, 1.5, 2.5, 4.0]), step=1.0).tolist()
     [0.0, 0.5, 2.0, 4.0]

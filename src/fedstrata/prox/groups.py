@@ -1,4 +1,4 @@
-"""Regularisers of groups of entries, which become zero together."""
+"""Regularisers of groups of entries that become zero together."""
 
 import math
 from typing import Any
@@ -16,9 +16,12 @@ class GroupLasso(Regularizer):
 
     $$ \mathrm{prox}(z)_g = \Big( 1 - \frac{\gamma\nu}{|z_g|_2} \Big)_+ z_g $$
 
-    axis: the groups of a leaf are its slices along this axis. 0: rows, the output units of a weight matrix (of a bias:
-    single entries). None: the whole leaf is one group. scaled: multiply ν by the square root of a group's size, as
-    Yuan and Lin (2006) do, so that groups of different sizes are treated alike.
+    Args:
+        weight: ν, at least 0.
+        axis: the groups of a leaf are its slices along this axis. 0: rows, the output units of a weight matrix (of a
+            bias: single entries). None: the whole leaf is one group.
+        scaled: whether to multiply ν by the square root of a group's size, as Yuan and Lin (2006) do, so that groups of
+            different sizes are treated alike.
 
     >>> GroupLasso(5.0).prox(jnp.array([[6.0, 8.0], [3.0, 2.0]]), step=1.0).tolist()
     [[3.0, 4.0], [0.0, 0.0]]

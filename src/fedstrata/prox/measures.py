@@ -1,4 +1,4 @@
-"""How sparse a point is."""
+"""Measures of how sparse a point is."""
 
 import math
 
@@ -15,6 +15,9 @@ def hoyer(x: PyTree) -> Array:
     $$ \frac{\sqrt{p} - |x|_1 / |x|_2}{\sqrt{p} - 1} $$
 
     Defined as 1 for the zero vector and for a single number, where the formula has no value.
+
+    Args:
+        x: an array or a tree of arrays.
 
     >>> float(hoyer({"w": jnp.array([0.0, 5.0, 0.0]), "b": jnp.array(0.0)})), float(hoyer(-jnp.ones(9)))
     (1.0, 0.0)
@@ -35,6 +38,9 @@ def hoyer(x: PyTree) -> Array:
 
 def zeros(x: PyTree) -> Array:
     """The number of entries that are exactly zero, over all leaves.
+
+    Args:
+        x: an array or a tree of arrays.
 
     >>> int(zeros([jnp.array([0.0, -0.0, 1e-30]), jnp.zeros((2, 2))]))
     6

@@ -17,8 +17,8 @@ _ROUNDINGS = 4
 class ConstraintSet(Regularizer):
     r"""The indicator of a closed convex set C; $\partial\varphi$ is its normal cone.
 
-    `distance` is that of −g to the normal cone, which by Moreau is the length of −g projected onto the tangent cone.
-    Inside, and on the boundary, mean within a few rounding errors of the dtype. Subclasses define `_prox` (the
+    `distance` is the distance of −g to the normal cone, by Moreau the length of −g projected onto the tangent cone.
+    "Inside" and "on the boundary" hold within a few rounding errors of the dtype. Subclasses define `_prox` (the
     projection), `_inside(x, eps)` and `_normal_distance(x, d, eps)`, the distance squared from d to the normal cone.
     """
 
@@ -65,6 +65,10 @@ class _Interval(ConstraintSet):
 class Box(_Interval):
     r"""$\{ x : \text{low} \le x_i \le \text{high} \}$; a bound may be infinite. The projection clips.
 
+    Args:
+        low: the lower bound.
+        high: the upper bound, at least `low`.
+
     >>> Box(-1, 1).prox(jnp.array([3.0, -0.5]), step=1.0).tolist()
     [1.0, -0.5]
     """
@@ -99,6 +103,9 @@ class NonNegative(_Interval):
 class LInfBall(_Interval):
     r"""$\{ x : \max_i |x_i| \le r \}$: the projection clips to $[-r, r]$.
 
+    Args:
+        radius: r, above 0.
+
     >>> float(LInfBall(2.0).value(jnp.array([3.0, -0.5])))
     inf
     """
@@ -112,6 +119,9 @@ class LInfBall(_Interval):
 
 class L2Ball(ConstraintSet):
     r"""$\{ x : |x|_2 \le r \}$ over all leaves together: the projection is $z \cdot \min(1, r / |z|_2)$.
+
+    Args:
+        radius: r, above 0.
 
     >>> L2Ball(5.0).prox({"w": jnp.array([6.0]), "b": jnp.array([8.0])}, step=1.0)["w"].tolist()
     [3.0]
@@ -145,6 +155,9 @@ class Simplex(ConstraintSet):
 
     The projection is $(z - t)_+$ with the level t at which the entries sum to s.
 
+    Args:
+        total: s, above 0.
+
     >>> Simplex().prox(jnp.array([0.75, 1.25, -3.0]), step=1.0).tolist()
     [0.25, 0.75, 0.0]
     """
@@ -168,8 +181,12 @@ class Simplex(ConstraintSet):
 
 
 class L1Ball(ConstraintSet):
-    r"""$\{ x : |x|_1 \le r \}$ over all leaves together: from outside, the projection is soft thresholding at the level
-    that brings the norm down to r.
+    r"""$\{ x : |x|_1 \le r \}$ over all leaves together.
+
+    From outside, the projection is soft thresholding at the level that brings the norm down to r.
+
+    Args:
+        radius: r, above 0.
 
     >>> L1Ball(1.0).prox(jnp.array([1.25, -0.75, 0.1]), step=1.0).tolist()
     [0.75, -0.25, 0.0]

@@ -31,6 +31,9 @@ class L1(Regularizer):
 
     $$ \mathrm{prox}(z) = \mathrm{sign}(z) \, (|z| - \gamma\nu)_+ $$
 
+    Args:
+        weight: ν, at least 0.
+
     >>> L1(2.0).prox(jnp.array([3.0, -0.5]), step=0.5).tolist()
     [2.0, 0.0]
     """
@@ -48,7 +51,12 @@ class L1(Regularizer):
 
 
 class SquaredL2(Regularizer):
-    r"""Weight decay $\nu |x|_2^2$ (no ½): its prox is $z / (1 + 2\gamma\nu)$. Adds to any other regulariser.
+    r"""Weight decay $\nu |x|_2^2$ (no ½): its prox is $z / (1 + 2\gamma\nu)$.
+
+    It can be added to any other regulariser.
+
+    Args:
+        weight: ν, at least 0.
 
     >>> L1(2.0) + SquaredL2(0.5)
     L1(weight=2.0) + SquaredL2(weight=0.5)
@@ -70,6 +78,10 @@ class ElasticNet(Regularizer):
     r"""The lasso with weight decay, $\nu_1 |x|_1 + \nu_2 |x|_2^2$ (no ½).
 
     $$ \mathrm{prox}(z) = \frac{\mathrm{sign}(z) \, (|z| - \gamma\nu_1)_+}{1 + 2\gamma\nu_2} $$
+
+    Args:
+        l1: ν₁, at least 0.
+        l2: ν₂, at least 0.
 
     >>> ElasticNet(l1=2.0, l2=0.5).prox(jnp.array([4.0, -0.5]), step=1.0).tolist()
     [1.0, 0.0]
@@ -93,9 +105,12 @@ class ElasticNet(Regularizer):
 class L0(Regularizer):
     r"""The number of nonzero entries, $\nu |x|_0$: its prox keeps what exceeds $\sqrt{2\gamma\nu}$ and drops the rest.
 
-    Not weakly convex for any ρ (`rho` is infinite), so the theory of regularised methods promises nothing. The prox is
+    Not weakly convex for any ρ (`rho` is infinite), so the theory of regularised methods does not apply. The prox is
     this formula for every step; an entry exactly at the threshold has two minimisers and becomes zero. `distance` uses
     the limiting subdifferential: {0} where x ≠ 0, every number where x = 0.
+
+    Args:
+        weight: ν, above 0.
 
     >>> L0(0.5).prox(jnp.array([3.0, -0.5]), step=1.0).tolist()
     [3.0, 0.0]
@@ -118,7 +133,7 @@ class L0(Regularizer):
 
 
 def soft(z: Array, threshold: Array) -> Array:
-    """sign(z) (|z| − threshold)₊, written so that what is cut off becomes a plain zero."""
+    """sign(z) (|z| − threshold)₊, written so that small entries become exactly zero."""
     return z - jnp.clip(z, -threshold, threshold)
 
 

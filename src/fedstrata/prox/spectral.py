@@ -37,10 +37,13 @@ class NuclearNorm(_Spectral):
     $$ \mathrm{prox}(Z) = U \, (\Sigma - \gamma\nu)_+ V^\top \quad \text{for } Z = U \Sigma V^\top, \qquad
        \partial |X|_* = \{ U_r V_r^\top + W : U_r^\top W = 0, \; W V_r = 0, \; |W|_2 \le 1 \} $$
 
-    A leaf of more than two dimensions is the matrix (first axis × the rest); a vector is refused. `distance` has to
-    decide the rank r: a singular value counts as zero if, relative to the largest, it is at most √min(shape) rounding
-    errors of the leaf's dtype plus 4 max(shape) of the arithmetic's (float32 or wider). Derivatives through the prox
+    A leaf of more than two dimensions is the matrix (first axis × the rest); a vector raises. `distance` needs the
+    rank r: a singular value counts as zero if, relative to the largest, it is at most √min(shape) rounding errors of
+    the leaf's dtype plus 4 max(shape) of the arithmetic's (float32 or wider). Derivatives through the prox
     stay finite at equal or vanishing singular values.
+
+    Args:
+        weight: ν, at least 0.
 
     >>> NuclearNorm(1.0).prox(jnp.array([[3.0, 0.0], [0.0, 0.5]]), step=1.0).round(6).tolist()
     [[2.0, 0.0], [0.0, 0.0]]
@@ -64,10 +67,13 @@ class NuclearNorm(_Spectral):
 class Rank(_Spectral):
     r"""The rank, $\nu \, \mathrm{rank}(X)$: its prox drops singular values of at most $\sqrt{2\gamma\nu}$.
 
-    Not weakly convex for any ρ (`rho` is infinite), so the theory of regularised methods promises nothing. The prox is
+    Not weakly convex for any ρ (`rho` is infinite), so the theory of regularised methods does not apply. The prox is
     this formula for every step; a singular value exactly at the threshold has two minimisers and is dropped. `distance`
-    uses the limiting subdifferential, all W with $U_r^\top W = 0$ and $W V_r = 0$. Leaves, and what counts as zero, are
-    as in `NuclearNorm`.
+    uses the limiting subdifferential, all W with $U_r^\top W = 0$ and $W V_r = 0$. Leaves and
+    the meaning of zero are as in `NuclearNorm`.
+
+    Args:
+        weight: ν, above 0.
 
     >>> Rank(0.5).prox(jnp.array([[3.0, 0.0], [0.0, 0.5]]), step=1.0).round(6).tolist()
     [[3.0, 0.0], [0.0, 0.0]]
@@ -98,7 +104,7 @@ def _matrix(x: Array) -> Array:
 
 
 def _nonzero(values: Array, x: Array, eps: float) -> Array:
-    """Which singular values (largest first) are more than rounding: that of the entries, and of the arithmetic."""
+    """Which singular values (largest first) exceed the rounding of the entries and of the arithmetic."""
     rounding = math.sqrt(min(x.shape)) * eps + 4 * max(x.shape) * float(jnp.finfo(x.dtype).eps)
     return values > rounding * values[:1]
 

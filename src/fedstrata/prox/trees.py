@@ -1,4 +1,4 @@
-"""Leaves by name: what a regulariser is applied to, and how a formula meets a whole tree."""
+"""The leaves of a tree by name, the choice among them, and sums over them."""
 
 import fnmatch
 from collections.abc import Callable
@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
-from fedstrata.vector import Vector, power_of_two, widest
+from fedstrata.core.vector import Vector, power_of_two, widest
 
 Leaves = dict[str, Any]
 Selector = str | Callable[[str, Any], bool]
@@ -16,6 +16,9 @@ Selector = str | Callable[[str, Any], bool]
 
 def named_leaves(tree: PyTree) -> tuple[Leaves, Callable[[Leaves], PyTree]]:
     """The leaves by name (the path joined with "/"), and the function that puts such leaves back into the tree.
+
+    Args:
+        tree: a tree of arrays or a `Vector`.
 
     >>> leaves, rebuild = named_leaves(Vector([{"weight": jnp.ones((2, 3)), "bias": jnp.ones(2)}]))
     >>> list(leaves)
@@ -33,12 +36,23 @@ def named_leaves(tree: PyTree) -> tuple[Leaves, Callable[[Leaves], PyTree]]:
 
 
 def kernels(name: str, leaf: Any) -> bool:
-    """Chooses the leaves of two or more dimensions: `L1(0.1).on(kernels)` leaves biases and scales alone."""
+    """Select the leaves of two or more dimensions: `L1(0.1).on(kernels)` leaves biases and scales alone.
+
+    Args:
+        name: the name of the leaf.
+        leaf: the leaf.
+    """
     return leaf.ndim >= 2
 
 
 def chosen(leaves: Leaves, selectors: tuple[Selector, ...], who: str) -> Leaves:
-    """The leaves that at least one selector matches; raises if a selector matches none."""
+    """The leaves that at least one selector matches; raises if a selector matches none.
+
+    Args:
+        leaves: all leaves by name.
+        selectors: names, patterns or functions.
+        who: the regulariser, for the error.
+    """
     hits = {s: [name for name, leaf in leaves.items() if _matches(s, name, leaf)] for s in selectors}
     for selector, names in hits.items():
         if not names:
@@ -52,6 +66,7 @@ def chosen(leaves: Leaves, selectors: tuple[Selector, ...], who: str) -> Leaves:
 
 
 def spelled(selector: Selector) -> str:
+    """A selector as text, for `repr` and errors."""
     return repr(selector) if isinstance(selector, str) else getattr(selector, "__name__", repr(selector))
 
 

@@ -1,4 +1,4 @@
-"""Total variation: few jumps along a sequence."""
+"""Total variation: a regulariser for few jumps along a sequence."""
 
 import math
 from typing import Any
@@ -15,13 +15,16 @@ class TotalVariation(Regularizer):
     r"""The fused lasso $\nu \sum_i |x_{i+1} - x_i|$ along the last axis: its prox is piecewise constant.
 
     The prox is exact and direct. Start with the whole sequence as one block. In every block, find the entries that
-    belong above the block's mean (the cheapest cut of a chain, by one forward and one backward pass); cut there, and
-    go on with the parts, until none is cut: then every block is constant, at its mean shifted by
+    belong above the block's mean (the cheapest cut of a chain, by one forward and one backward pass). Cut there, and
+    repeat with the parts until none is cut: then every block is constant, at its mean shifted by
     $\pm\gamma\nu / \text{length}$ for each neighbour above or below. All blocks of a level are cut at once, so a
     sequence of n entries takes memory O(n) and work O(n) per level; levels are few (about log n) unless the data are
     made to provoke many (at most n). Derivatives are those of the block means. `distance` has no closed form here.
 
-    Every row of a leaf's last axis is a sequence of its own.
+    Every row of a leaf's last axis is a separate sequence.
+
+    Args:
+        weight: ν, at least 0.
 
     >>> TotalVariation(1.0).prox(jnp.array([1.0, 0.0, 9.0, 9.0]), step=1.0).tolist()
     [1.0, 1.0, 8.5, 8.5]
@@ -69,8 +72,8 @@ def _cuts(z: Array, jump: Array) -> Array:
         blocks = _blocks(jumps)
         excess = z + jump * _pull(jumps)
         excess = excess - _block_means(excess, blocks)
-        excess = excess - _block_means(excess, blocks)  # what the first mean was rounded by adds up along a block
-        edges = jnp.where(jumps == 0, jump, 0)  # what it costs to part neighbours; nothing where they are parted
+        excess = excess - _block_means(excess, blocks)  # the rounding of the first mean adds up along a block
+        edges = jnp.where(jumps == 0, jump, 0)  # the cost of a cut between neighbours; zero where there is one already
         above = _margin(excess, edges) > _rounding(excess, blocks, jump)
         new = jnp.where(jumps == 0, jnp.diff(above.astype(z.dtype)), jumps)
         return new, jnp.any(new != jumps)
@@ -80,10 +83,10 @@ def _cuts(z: Array, jump: Array) -> Array:
 
 
 def _margin(excess: Array, edges: Array) -> Array:
-    """By how much it is better to have each entry above its block's mean than not, the others at their best.
+    """The gain of placing each entry above its block's mean instead of below, with the others placed optimally.
 
-    Choosing a set S above costs −Σ_S excess plus the edges that S cuts. What the entries to the left (right) have to
-    say about entry i is their own balance, limited by what the edge between costs.
+    Choosing a set S above costs −Σ_S excess plus the edges that S cuts. The entries to the left (right) contribute
+    their balance to entry i, limited by the cost of the edge between.
     """
     both = lambda x: jnp.stack([x, x[::-1]])
     # On a CPU one by one was the fastest of those tried; elsewhere log n passes avoid n dependent steps.
@@ -105,7 +108,7 @@ def _limited_sums(x: Array, limits: Array) -> Array:
 
 
 def _limited_sums_by_doubling(x: Array, limits: Array) -> Array:
-    """The same in log n passes: clipped shifts f ↦ clip(f + shift, low, high) compose to one of their kind."""
+    """The same in log n passes: clipped shifts f ↦ clip(f + shift, low, high) are closed under composition."""
 
     def double(k: Array, chain: tuple[Array, ...]) -> tuple[Array, ...]:
         distance = 1 << k
@@ -120,7 +123,7 @@ def _limited_sums_by_doubling(x: Array, limits: Array) -> Array:
 
 
 def _pull(jumps: Array) -> Array:
-    """How each entry's jumps pull it, in units of γν: towards a neighbour above by +1, below by −1."""
+    """The pull of the jumps on each entry, in units of γν: +1 towards a neighbour above, −1 towards one below."""
     none = jnp.zeros_like(jumps[:1])
     return jnp.concatenate([jumps, none]) - jnp.concatenate([none, jumps])
 
@@ -139,5 +142,5 @@ def _block_means(x: Array, blocks: Array) -> Array:
 
 
 def _rounding(excess: Array, blocks: Array, jump: Array) -> Array:
-    """The margin that rounding alone may produce: a cut of less would be made of noise."""
+    """The largest margin that rounding alone may produce; smaller ones do not cut."""
     return 4 * jnp.finfo(excess.dtype).eps * (jump + jnp.sqrt(_block_sums(excess**2, blocks)))

@@ -1,4 +1,4 @@
-"""What runs leave for people to read: histories, tables, plots and a progress bar."""
+"""Reports of runs: histories, tables, plots, a progress bar and loggers."""
 
 from fedstrata.report.history import WALL_CLOCK as WALL_CLOCK
 from fedstrata.report.history import History as History

@@ -1,4 +1,4 @@
-"""The small rules a history obeys: what may label an axis, and what a column holds."""
+"""Checks of a history: the values of an axis and the numbers of a column."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import numpy as np
 
 
 def scalar(value: Any) -> Any:
-    """An axis value as plain Python, so that it prints, compares and is written as what the user typed."""
+    """An axis value as a plain Python value, so that it prints and compares as the user typed it."""
     if isinstance(value, np.generic) or getattr(value, "shape", None) == ():
         value = value.item()
     if not isinstance(value, str | int | float | bool | None) or value != value:
@@ -23,7 +23,7 @@ def column(name: str, values: Any) -> np.ndarray:
 
 
 def find(axis: str, values: list, wanted: Any) -> int:
-    """Where `wanted` stands on an axis; a step size that went through float32 is still that step size."""
+    """The index of `wanted` on an axis; floats that were rounded to float32 still match."""
     wanted = scalar(wanted)
     if wanted in values:
         return values.index(wanted)

@@ -1,4 +1,4 @@
-"""Numbers as people write them."""
+"""Numbers as text: bytes, times, means with their spread."""
 
 import math
 
@@ -18,7 +18,8 @@ def byte_unit(count: float) -> tuple[float, str]:
 
 
 def human_bytes(count: float) -> str:
-    """
+    """A number of bytes in its best unit.
+
     >>> human_bytes(0), human_bytes(999), human_bytes(1_624), human_bytes(999_999)
     ('0 B', '999 B', '1.62 kB', '1 MB')
     """
@@ -27,7 +28,8 @@ def human_bytes(count: float) -> str:
 
 
 def human_seconds(seconds: float) -> str:
-    """
+    """A time in its best unit.
+
     >>> human_seconds(0.0123), human_seconds(12.34), human_seconds(125), human_seconds(7_384)
     ('12.3 ms', '12.3 s', '2 min 05 s', '2 h 03 min')
     """
@@ -42,7 +44,8 @@ def human_seconds(seconds: float) -> str:
 
 
 def human_number(value: float, digits: int = 4) -> str:
-    """
+    """A number with a few digits; NaN is "diverged".
+
     >>> human_number(0.123456), human_number(12), human_number(1.5e-7), human_number(float("nan"))
     ('0.1235', '12', '1.5e-07', 'diverged')
     """
@@ -54,7 +57,7 @@ def human_number(value: float, digits: int = 4) -> str:
 
 
 def plus_minus(mean: float, std: float) -> str:
-    """A mean and its spread with as many digits as the spread (rounded to two) can carry.
+    """A mean and its spread, to the precision of the spread rounded to two digits.
 
     >>> plus_minus(0.123456, 0.0123), plus_minus(1234.5, 56.7), plus_minus(2.0, 0.0)
     ('0.123 ± 0.012', '1234 ± 57', '2')

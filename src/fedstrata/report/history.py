@@ -1,4 +1,4 @@
-"""What a run recorded: named columns over (swept values, seeds, rounds), as plain NumPy."""
+"""The record of a run: named columns over (swept values, seeds, rounds), as NumPy arrays."""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from fedstrata.directions import Direction, Mode, checked, sign
-from fedstrata.errors import unknown
+from fedstrata.base.directions import Direction, Mode, checked, sign
+from fedstrata.base.errors import unknown
 from fedstrata.report import axes as rules
 from fedstrata.report.records import Portable
 
@@ -18,12 +18,17 @@ WALL_CLOCK = ("seconds",)
 
 @dataclass(eq=False, repr=False)
 class History(Portable):
-    """Columns of shape `(*axes, T)`, one entry per run and recorded round; the last axis before T is always "seed".
+    """Columns of shape `(*axes, T)`, one entry per run and recorded round.
 
-    `columns` holds at least "round". `per_client` metrics have one axis more, `(*axes, T, clients)`.
-    Bytes, samples and seconds are cumulative; a diverged run holds NaN from there on.
-    `modes` are the declared directions ("max", "min" or "none") of columns that the library does not know. `problem`
-    and `monitor` are fingerprints of what was minimised and of what else was evaluated, empty where unknown.
+    Bytes, samples and seconds are cumulative. After a divergence the entries are NaN.
+
+    Args:
+        axes: the swept values by name; the last axis is "seed".
+        columns: arrays of shape `(*axes, T)`, with at least "round".
+        per_client: metrics of shape `(*axes, T, clients)`.
+        modes: the directions ("max", "min" or "none") of columns that are not the library's.
+        problem: a fingerprint of the problem; empty if unknown.
+        monitor: a fingerprint of a monitored second problem; empty if unknown.
 
     >>> h = History({"seed": [0, 1]}, {"round": [[0, 1], [0, 1]], "objective": [[4.0, 1.0], [2.0, 3.0]]})
     >>> h.mean("objective"), h.last("objective")
@@ -51,6 +56,7 @@ class History(Portable):
 
     @property
     def seeds(self) -> list:
+        """The seeds."""
         return self.axes["seed"]
 
     def __len__(self) -> int:
@@ -78,7 +84,11 @@ class History(Portable):
         )
 
     def concat(self, other: "History") -> "History":
-        """This history followed by the later rounds of a resumed run."""
+        """This history followed by the later rounds of a resumed run.
+
+        Args:
+            other: the history of the later rounds.
+        """
         show = lambda group: group if group is self.axes or group is other.axes else list(group)
         for what in ("axes", "columns", "per_client"):
             ours, theirs = getattr(self, what), getattr(other, what)
@@ -92,7 +102,10 @@ class History(Portable):
         return replace(self, columns=columns, per_client=per_client)
 
     def select(self, **labels: Any) -> "History":
-        """The runs with these axis values; one value drops its axis (but "seed" stays), a list keeps it.
+        """The runs with these axis values.
+
+        Args:
+            **labels: values by axis. A single value removes its axis (except "seed"), a list keeps it.
 
         >>> h = History({"step_size": [0.1, 0.01], "seed": [0]}, {"round": [[[0, 1]], [[0, 1]]]})
         >>> h.select(step_size=0.1).axes
@@ -122,21 +135,35 @@ class History(Portable):
         return replace(self, axes=axes, columns=columns, per_client=per_client)
 
     def settings(self) -> Iterator[tuple[dict[str, Any], "History"]]:
-        """Every combination of the swept values with the history of its seeds."""
+        """Every combination of the swept values, with the history of its seeds."""
         swept = [name for name in self.axes if name != "seed"]
         for values in itertools.product(*(self.axes[name] for name in swept)):
             labels = dict(zip(swept, values, strict=True))
             yield labels, self.select(**labels)
 
     def mean(self, column: str) -> np.ndarray:
-        """Mean over seeds; NaN where a seed diverged."""
+        """The mean over seeds; NaN where a seed diverged.
+
+        Args:
+            column: the name of the column.
+        """
         return self._over_seeds(np.mean, column)
 
     def std(self, column: str) -> np.ndarray:
-        """Sample standard deviation over seeds (divided by n - 1); zero for one seed."""
+        """The sample standard deviation over seeds (divided by n - 1); zero for one seed.
+
+        Args:
+            column: the name of the column.
+        """
         return self._over_seeds(np.std, column, ddof=min(1, len(self.seeds) - 1))
 
     def quantile(self, column: str, q: float) -> np.ndarray:
+        """A quantile over seeds.
+
+        Args:
+            column: the name of the column.
+            q: between 0 and 1.
+        """
         return self._over_seeds(np.quantile, column, q=q)
 
     def _over_seeds(self, reduce: Callable, column: str, **options: Any) -> np.ndarray:
@@ -144,20 +171,33 @@ class History(Portable):
             return reduce(self[column], axis=len(self.axes) - 1, **options)
 
     def last(self, column: str) -> np.ndarray:
-        """The value at the last recorded round of every run."""
+        """The value at the last recorded round of every run.
+
+        Args:
+            column: the name of the column.
+        """
         if not len(self):
             raise ValueError(f"History.last: no round was recorded, so {column!r} has no last value")
         return np.take(self[column], -1, axis=len(self.axes))
 
     def best(self, column: str, mode: Mode = "auto") -> np.ndarray:
-        """The best value that every run saw over its rounds; with "auto" in the column's declared direction."""
+        """The best value of every run over its rounds.
+
+        Args:
+            column: the name of the column.
+            mode: "max" or "min"; "auto": the declared direction of the column.
+        """
         to_max = sign(column, mode, self.modes)
         values = to_max * self[column].astype(float)
         top = np.max(np.where(np.isnan(values), -np.inf, values), axis=len(self.axes))
         return to_max * np.where(np.isnan(values).all(axis=len(self.axes)), np.nan, top)
 
     def best_setting(self, column: str = "objective", mode: Mode = "auto") -> dict[str, Any]:
-        """The swept values with the best final mean over seeds; a setting with a diverged seed never wins.
+        """The swept values with the best final mean over seeds; settings with a diverged seed are left out.
+
+        Args:
+            column: the name of the column.
+            mode: "max" or "min"; "auto": the declared direction of the column.
 
         >>> columns = {"round": [[[9]], [[9]]], "objective": [[[2.0]], [[1.0]]]}
         >>> h = History({"step_size": [1.0, 0.1], "seed": [0]}, columns)

@@ -1,4 +1,4 @@
-"""Labels at the ends of lines, moved apart just enough not to overlap."""
+"""Labels at the ends of lines, moved apart so that they do not overlap."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +13,9 @@ _MARGIN = 1.045  # where leaders end, as a fraction of the axes' width
 
 
 def spread(wanted: np.ndarray, gap: float, low: float, high: float) -> np.ndarray:
-    """The positions nearest to `wanted` (in squares) that keep their order, are `gap` apart and inside [low, high].
+    """The positions nearest to `wanted` (least squares) that keep their order, are `gap` apart and in [low, high].
 
-    With the i-th smallest moved down by i gaps this is an isotonic regression, clipped to the room that is left.
+    With the i-th smallest moved down by i gaps this is an isotonic regression, clipped to the remaining interval.
 
     >>> spread(np.array([0.5, 0.5, 0.1]), gap=0.2, low=0.0, high=1.0)
     array([0.4, 0.6, 0.1])

@@ -1,4 +1,4 @@
-"""Loggers: callbacks of `fs.run` that write down what a run records while it goes."""
+"""Loggers: callbacks of `fs.run` that write the records of a run while it runs."""
 
 import json
 import math
@@ -10,12 +10,15 @@ import numpy as np
 
 
 class JsonLines:
-    """Appends one JSON object per recorded round: the mean over runs of every column. For tailing a long run.
+    r"""A callback that appends one JSON object per recorded round: the mean over runs of every column.
+
+    Args:
+        path: the file; it is created at once, so that it can be tailed.
 
     >>> import tempfile; path = Path(tempfile.mkdtemp()) / "log.jsonl"
     >>> JsonLines(path)(10, {"objective": np.array([1.0, 3.0])})
     >>> path.read_text()
-    '{"round": 10, "objective": 2.0}\\n'
+    '{"round": 10, "objective": 2.0}\n'
     """
 
     def __init__(self, path: str | PathLike[str]):

@@ -1,4 +1,4 @@
-"""Curves over rounds, examples, bytes or time: mean and band over seeds, each line labelled where it ends."""
+"""Curves over rounds, examples, bytes or time: mean and band over seeds, each line labelled at its end."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
-from fedstrata.directions import is_gain
-from fedstrata.errors import unknown
+from fedstrata.base.directions import is_gain
+from fedstrata.base.errors import unknown
 from fedstrata.report.history import History
 from fedstrata.report.labels import label_ends
 from fedstrata.report.series import series
@@ -15,12 +15,12 @@ from fedstrata.report.series import series
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from fedstrata.figures import Figure
+    from fedstrata.base.figures import Figure
 
 X = Literal["round", "samples", "megabytes", "seconds"]
 Band = Literal["std", "ci", "quantiles", "none"]
 
-# Okabe and Ito's colours that stand out on white, in an order that keeps neighbours far apart.
+# Okabe and Ito's colours that are visible on white, in an order that keeps neighbours far apart.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#56B4E9")
 STYLES = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (5, 1.5, 1, 1.5)), (0, (8, 2)))
 
@@ -34,6 +34,15 @@ _Y_LABELS = {"bytes_up": "bytes sent up", "bytes_down": "bytes sent down", "seco
 
 
 class Curve(NamedTuple):
+    """A line with its band.
+
+    Args:
+        x: the horizontal positions.
+        middle: the line.
+        low: the lower end of the band.
+        high: the upper end of the band.
+    """
+
     x: np.ndarray
     middle: np.ndarray
     low: np.ndarray
@@ -43,7 +52,12 @@ class Curve(NamedTuple):
 def curve(history: History, y: str, x: X, band: Band) -> Curve:
     """The line and its band for the seeds of one setting.
 
-    "std": mean and one standard deviation; "ci": mean and its 95 % Student interval; "quantiles": median and quartiles.
+    Args:
+        history: the seeds.
+        y: the column.
+        x: the horizontal axis.
+        band: "std": mean and one standard deviation; "ci": mean and its 95 % Student interval; "quantiles": median and
+            quartiles; "none": no band.
     """
     mean, std = history.mean(y), history.std(y)
     if band == "quantiles":
@@ -67,12 +81,19 @@ def plot(
     log: bool | Literal["auto"] = "auto",
     band: Band = "std",
 ) -> "Figure":
-    """One line per method and swept value, with a band over seeds; saved where `path` says (.png, .pdf, .svg).
+    """One line per method and swept value, with a band over seeds.
 
-    `results` is a dictionary from labels to histories (or results of `run`), or a list of them. With `log="auto"` the
-    vertical axis is logarithmic when a cost falls by more than two orders of magnitude. Over megabytes a method that
-    sends nothing (a centralised one) is a thin horizontal line at its last value, and the axis is logarithmic where one
-    method sends more than twenty times as much as another.
+    Over megabytes a method that sends nothing (a centralised one) is a thin horizontal line at its last value, and the
+    axis is logarithmic where one method sends more than twenty times as much as another.
+
+    Args:
+        results: a dictionary from labels to results of `fs.run` or histories, a list of them, or one.
+        y: the column.
+        x: the horizontal axis: "round", "samples", "megabytes" or "seconds".
+        path: also save the figure there, in the format of the suffix (.png, .pdf, .svg).
+        log: whether the vertical axis is logarithmic; "auto": if a cost decreases by more than two orders of magnitude.
+        band: "std" (mean and standard deviation), "ci" (95 % interval of the mean), "quantiles" (median and quartiles)
+            or "none".
     """
     for what, value, known in (("x axis", x, get_args(X)), ("band", band, get_args(Band))):
         if value not in known:
@@ -90,11 +111,11 @@ def plot(
     sent = np.concatenate([c.x for c, free in zip(curves, still, strict=True) if not free])
     apart = x == "megabytes" and far_apart(curves)
     span = np.array([sent[sent > 0].min() if apart else 0.0, sent.max()])
-    shown = lambda c: Curve(*(part[c.x > 0] for part in c)) if apart else c  # round 0 has no place on a log axis
+    shown = lambda c: Curve(*(part[c.x > 0] for part in c)) if apart else c  # round 0 cannot be shown on a log axis
     curves = [_level(c, span) if free else shown(c) for c, free in zip(curves, still, strict=True)]
     labels = [f"{line.label} (sends nothing)" if free else line.label for line, free in zip(lines, still, strict=True)]
 
-    from fedstrata.figures import Figure
+    from fedstrata.base.figures import Figure
 
     width = 5.4 + 0.08 * max(map(len, labels))  # room for the longest label
     figure = Figure(figsize=(width, max(3.8, 0.9 + 0.2 * len(lines))), layout="constrained")
@@ -121,7 +142,7 @@ def plot(
 
 
 def sends_nothing(c: Curve) -> bool:
-    """Of a curve over megabytes: whether it stays at zero, where it would be a vertical line."""
+    """Whether a curve over megabytes stays at zero, where it would be a vertical line."""
     return not c.x.any()
 
 
@@ -140,7 +161,7 @@ def _draw(axes: "Axes", c: Curve, colour: str, style: Any, label: str, seeds: in
     if seeds > 1 and not np.array_equal(c.low, c.high, equal_nan=True):
         low = c.low
         if axes.get_yscale() == "log":
-            # A band that reaches zero has no place on this axis: end it a decade under its line.
+            # A band that reaches zero cannot be shown on this axis: end it a decade below its line.
             low = np.where(c.low > 0, c.low, c.middle / 10)
         axes.fill_between(c.x, low, c.high, color=colour, alpha=0.16, linewidth=0)
 

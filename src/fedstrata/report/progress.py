@@ -1,4 +1,4 @@
-"""How far a run is: a bar in a terminal, a few plain lines in a log file."""
+"""The progress of a run: a bar in a terminal, a few plain lines in a log file."""
 
 import math
 import time
@@ -10,14 +10,20 @@ from fedstrata.report.format import human_bytes, human_number, human_seconds
 if TYPE_CHECKING:
     import rich.console
 
-_LINES = 10  # how many plain lines a run may write
+_LINES = 10  # plain lines of a run, at most
 
 
 class Progress:
-    """Shows round, objective, bytes sent and the time left while a run goes on.
+    """Shows the round, the objective, the bytes sent and the time left while a run runs.
 
-    Writes to standard error, so that results on standard output stay clean. `start` is the round from which a resumed
-    run goes on; `quiet=True` shows nothing.
+    Writes to standard error, so that standard output holds only results.
+
+    Args:
+        total_rounds: of the run.
+        label: the name of the run.
+        start: the round from which a resumed run continues.
+        quiet: whether to show nothing.
+        console: the rich console; None: standard error.
 
     >>> with Progress(100, "FedAvg", quiet=True) as progress:
     ...     progress.update(10, objective=0.69, bytes=1_600)
@@ -53,7 +59,13 @@ class Progress:
         return self
 
     def update(self, round: int, objective: float | None = None, bytes: float | None = None) -> None:
-        """`round` rounds are done; `bytes` is everything sent so far, up and down."""
+        """Show the progress.
+
+        Args:
+            round: the rounds that are done.
+            objective: its last value.
+            bytes: sent so far, up and down.
+        """
         if self.quiet:
             return
         news = [] if objective is None else [f"objective {human_number(objective)}"]

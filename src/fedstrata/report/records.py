@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from fedstrata.directions import Direction
-from fedstrata.files import replacing
+from fedstrata.base.directions import Direction
+from fedstrata.base.files import replacing
 
 if TYPE_CHECKING:
     import pandas
 
 CLIENTS = "per_client/"  # prefix of the fields that hold one number per client
-ABOUT, MODE = "about:", "mode:"  # prefixes of the fields, the same in every record, that are words about the history
+ABOUT, MODE = "about:", "mode:"  # prefixes of the fields that describe the history, the same in every record
 
 
 class Portable:
-    """The half of `History` that reads and writes; every format is exact, NaN and infinities included."""
+    """The reading and writing of a `History`; every format is exact, NaN and infinities included."""
 
     axes: dict[str, list]
     columns: dict[str, np.ndarray]
@@ -31,7 +31,7 @@ class Portable:
     monitor: str
 
     def about(self) -> dict[str, str]:
-        """What is known of the columns and of the problem, by words; without what is not known."""
+        """The declared directions and the fingerprints, without the unknown ones."""
         known = {"problem": self.problem, "monitor": self.monitor}
         return {n: w for n, w in known.items() if w} | {f"{MODE}{n}": w for n, w in self.modes.items()}
 
@@ -43,12 +43,21 @@ class Portable:
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> Self:
+        """The inverse of `to_json`.
+
+        Args:
+            content: the dictionary.
+        """
         columns, per_client = ({k: _numbers(v) for k, v in content[g].items()} for g in ("columns", "per_client"))
         axes = {name: [_label(v) for v in values] for name, values in content["axes"].items()}
         return cls(axes, columns, per_client, **_about(content.get("about", {})))  # type: ignore[call-arg]
 
     def to_jsonl(self, path: str | Path) -> Path:
-        """One JSON object per run and round; NaN becomes null, an infinity the string "Infinity"."""
+        """Write one JSON object per run and round; NaN becomes null, an infinity the string "Infinity".
+
+        Args:
+            path: the file.
+        """
         with replacing(path) as temporary:
             lines = (json.dumps(_plain(record), allow_nan=False) + "\n" for record in self.records())
             temporary.write_text("".join(lines), encoding="utf-8")
@@ -56,6 +65,11 @@ class Portable:
 
     @classmethod
     def from_jsonl(cls, path: str | Path) -> Self:
+        """The inverse of `to_jsonl`.
+
+        Args:
+            path: the file.
+        """
         records = []
         for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), start=1):
             try:
@@ -65,7 +79,11 @@ class Portable:
         return cls.from_records(records, str(path))
 
     def to_parquet(self, path: str | Path) -> Path:
-        """The records of `to_jsonl` as a Parquet table, per-client metrics as lists."""
+        """Write the records of `to_jsonl` as a Parquet table, with per-client metrics as lists.
+
+        Args:
+            path: the file.
+        """
         pyarrow, parquet = _needed("pyarrow", "parquet")
         rows = list(self.records())
         large = lambda values: isinstance(values[0], int) and max(values) >= 2**63  # a seed may have 64 bits
@@ -78,11 +96,20 @@ class Portable:
 
     @classmethod
     def from_parquet(cls, path: str | Path) -> Self:
+        """The inverse of `to_parquet`.
+
+        Args:
+            path: the file.
+        """
         _, parquet = _needed("pyarrow", "parquet")
         return cls.from_records(parquet.ParquetFile(path).read().to_pylist(), str(path))
 
     def to_pandas(self, *, clients: bool = False) -> "pandas.DataFrame":
-        """A tidy frame with a row per run and round; with `clients=True` one per client too, with its metrics."""
+        """A tidy data frame with a row per run and round.
+
+        Args:
+            clients: whether to make a row per run, round and client instead, with the per-client metrics.
+        """
         (pandas,) = _needed("pandas")
         if clients and not self.per_client:
             raise ValueError("History.to_pandas: clients=True, but no per-client metric was recorded")
@@ -97,9 +124,8 @@ class Portable:
         return frame.assign(**{name: values.ravel() for name, values in self.per_client.items()})
 
     def _names(self) -> list[str]:
-        return sorted(
-            self.columns, key=lambda name: name != "round"
-        )  # "round" ends the axes for whoever reads a record
+        # "round" first: readers of a record take the fields before it for axes.
+        return sorted(self.columns, key=lambda name: name != "round")
 
     def records(self) -> Iterator[dict[str, Any]]:
         """One dictionary per run and round, in the order of the axes."""
@@ -115,7 +141,12 @@ class Portable:
 
     @classmethod
     def from_records(cls, records: list[dict[str, Any]], where: str = "records") -> Self:
-        """The inverse of `records`: the fields before "round" are the axes."""
+        """The inverse of `records`: the fields before "round" are the axes.
+
+        Args:
+            records: one dictionary per run and round.
+            where: their origin, for errors.
+        """
         if not records or "round" not in records[0]:
             raise ValueError(f"{where}: no records with a 'round' field, so this is not a history")
         fields = list(records[0])

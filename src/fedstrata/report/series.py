@@ -1,4 +1,4 @@
-"""Results of any kind as labelled series, one for every method and swept value."""
+"""Results as labelled series, one per method and swept value."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
@@ -8,7 +8,13 @@ from fedstrata.report.history import History
 
 
 class Series(NamedTuple):
-    """One line of a plot, one row of a table: the seeds of one setting of one method."""
+    """The seeds of one setting of one method: one line of a plot, one row of a table.
+
+    Args:
+        label: the name of the method and the swept values.
+        setting: the swept values.
+        history: the seeds.
+    """
 
     label: str
     setting: dict[str, Any]
@@ -16,7 +22,11 @@ class Series(NamedTuple):
 
 
 def series(results: Any, who: str) -> list[Series]:
-    """Histories, or results that hold one, by label or in a list, taken apart into single settings.
+    """Histories or results, by label or in a list, divided into single settings.
+
+    Args:
+        results: a dictionary, a list, or one history or result.
+        who: the caller, for errors.
 
     >>> h = History({"step_size": [0.1, 0.01], "seed": [0]}, {"round": [[[0]], [[0]]]})
     >>> [s.label for s in series({"FedAvg": h, "FedProx": h.select(step_size=0.1)}, "plot")]

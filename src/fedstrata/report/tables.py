@@ -1,4 +1,4 @@
-"""Methods side by side: final values with their spread over seeds, the best of every column marked."""
+"""Tables of methods: final values with their spread over seeds, the best of every column marked."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from fedstrata.directions import Column, Direction, checked, column
-from fedstrata.errors import unknown
+from fedstrata.base.directions import Column, Direction, checked, column
+from fedstrata.base.errors import unknown
 from fedstrata.report.format import byte_unit, human_seconds, plus_minus
 from fedstrata.report.series import Series, series
 
@@ -16,10 +16,18 @@ if TYPE_CHECKING:
     import rich.table
 
 _FIRST, _LAST = ("objective", "stationarity"), ("bytes_up", "bytes_down", "seconds")
-_HOW_FAR = ("round", "samples")  # how far a run went, not how well
+_HOW_FAR = ("round", "samples")  # the length of a run, not its quality
 
 
-class Cell(NamedTuple):
+class ComparisonCell(NamedTuple):
+    """One value of a table.
+
+    Args:
+        mean: over seeds.
+        std: the standard deviation over seeds.
+        best: whether it is the best of its column.
+    """
+
     mean: float
     std: float
     best: bool
@@ -27,11 +35,18 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True)
 class Comparison:
-    """A table of `Cell`s, a row per setting; print it as Markdown, with rich, or as JSON. Notes stand under it."""
+    """A table with one row per setting; it prints as Markdown, with rich, or as JSON.
+
+    Args:
+        columns: the names of the columns.
+        rows: the settings.
+        cells: the values by row and column; None where a row lacks the column.
+        notes: lines below the table.
+    """
 
     columns: tuple[str, ...]
     rows: tuple[Series, ...]
-    cells: tuple[tuple[Cell | None, ...], ...]
+    cells: tuple[tuple[ComparisonCell | None, ...], ...]
     notes: tuple[str, ...] = ()
 
     def markdown(self) -> str:
@@ -46,11 +61,11 @@ class Comparison:
         return table + "".join(f"\n{_escape(note)}\n" for note in self.notes)
 
     def _repr_markdown_(self) -> str:
-        """What Jupyter shows as the result of a cell."""
+        """The text that Jupyter displays as the result of a cell."""
         return self.markdown()
 
     def rich(self) -> "rich.table.Table":
-        """A table for the terminal; the best value of a column is bold and starred, so that colour is not needed."""
+        """A table for the terminal; the best value of a column is bold and starred, so colour is not needed."""
         from rich.table import Table
         from rich.text import Text
 
@@ -70,7 +85,7 @@ class Comparison:
         return table
 
     def json(self) -> dict[str, Any]:
-        """The same table for programs: plain numbers in base units, None for what is missing or diverged."""
+        """The table as plain numbers in base units, None for missing or diverged values."""
         plain = lambda value: value if math.isfinite(value) else None
         rows = []
         for row, cells in zip(self.rows, self.cells, strict=True):
@@ -99,12 +114,16 @@ class Comparison:
 def compare(
     results: Any, columns: Sequence[str] | None = None, modes: Mapping[str, Direction] | None = None
 ) -> Comparison:
-    """Final mean and standard deviation over seeds of every method and swept value.
+    """A table of the final mean and standard deviation over seeds of every method and swept value.
 
-    `results` is a dictionary from labels to histories (or results of `run`). The best value of a column is marked, in
-    the column's declared direction; `modes={"my_column": "max"}` declares that of your own. Equal values share the
-    mark, and a diverged run never has it. Not marked are columns without a direction, columns of a single row, and
-    objectives (and what else is a value of the problem) where the rows minimised different problems.
+    The best value of a column is marked, in the declared direction of the column. Equal values share the mark, and a
+    diverged run never has it. Columns without a direction and columns of a single row have no mark. Objectives, and
+    other values of the problem, have none where the rows minimised different problems.
+
+    Args:
+        results: a dictionary from labels to results of `fs.run` or histories, a list of them, or one.
+        columns: the columns to show; None: all metrics, bytes and seconds.
+        modes: the directions of columns, e.g. {"my_column": "max"}; they take precedence over the declared ones.
 
     >>> import numpy as np
     >>> from fedstrata.report import History
@@ -138,7 +157,7 @@ def compare(
 
 
 def _declared(name: str, rows: list[Series], modes: Mapping[str, Direction]) -> Column | None:
-    """What all rows that have the column say of it; None where it is not known, or where they do not agree."""
+    """The declaration of a column that all rows share; None where there is none or they differ."""
     if name in modes:
         return column(name, modes)
     found = {column(name, row.history.modes) for row in rows if name in row.history.columns}
@@ -146,13 +165,13 @@ def _declared(name: str, rows: list[Series], modes: Mapping[str, Direction]) -> 
 
 
 def _of_different_problems(name: str, declared: Column | None, rows: list[Series]) -> bool:
-    """Histories that do not know their problem are taken to be of one."""
+    """Whether values are of different problems; histories without a fingerprint count as one problem."""
     having = [row.history for row in rows if name in row.history.columns]
     problems = {h.monitor if name.startswith("monitor/") else h.problem for h in having}
     return declared is not None and declared.of_problem and len(problems) > 1
 
 
-def _column(name: str, rows: list[Series], direction: Direction) -> list[Cell | None]:
+def _column(name: str, rows: list[Series], direction: Direction) -> list[ComparisonCell | None]:
     ends = [
         (float(row.history.mean(name)[-1]), float(row.history.std(name)[-1])) if name in row.history.columns else None
         for row in rows
@@ -164,14 +183,17 @@ def _column(name: str, rows: list[Series], direction: Direction) -> list[Cell | 
         for end, row in zip(ends, rows, strict=True)
     ]
     ranked = [good for good in goodness if good != lost]
-    # A column of equals has no best, and neither has one that a single row has; but the only survivor has.
+    # Equal values have no best, nor has a column of a single row; but the only run that did not diverge is the best.
     clear = sum(end is not None for end in ends) > len(ranked) == 1 or len(set(ranked)) > 1
     top = max(ranked) if clear and direction != "none" else math.nan
-    return [None if end is None else Cell(*end, best=good == top) for end, good in zip(ends, goodness, strict=True)]
+    return [
+        None if end is None else ComparisonCell(*end, best=good == top)
+        for end, good in zip(ends, goodness, strict=True)
+    ]
 
 
 def _diverged(row: Series) -> bool:
-    """What a failed run spent is no achievement, however little it was."""
+    """Whether a run diverged: its bytes and seconds, however few, are then never the best."""
     return "objective" in row.history.columns and not np.isfinite(row.history.last("objective")).all()
 
 

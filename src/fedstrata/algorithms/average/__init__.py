@@ -1,8 +1,5 @@
 """Ordinary federated learning: `fs.Average` problems."""
 
-from fedstrata.algorithms.average.fedavg import FedAvg, FedProx
-from fedstrata.algorithms.average.fedopt import FedAdam, FedOpt, FedYogi
-from fedstrata.algorithms.average.scaffold import Scaffold
-from fedstrata.algorithms.average.sgd import CentralSGD, FedSGD
+from fedstrata.algorithms import public_classes
 
-__all__ = ["CentralSGD", "FedAdam", "FedAvg", "FedOpt", "FedProx", "FedSGD", "FedYogi", "Scaffold"]
+__getattr__ = public_classes(__name__)

@@ -1,27 +1,59 @@
-"""FedOpt: the average model change is a gradient for an optimizer at the server."""
+"""FedOpt, FedAdam and FedYogi: the average model change is a gradient for an optimizer at the server."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import optax
 
-from fedstrata.algorithm import Algorithm, Cohort, real
-from fedstrata.placement import Broadcast, Reported, Server
-from fedstrata.problems.base import SmoothOracle
-from fedstrata.vector import Vector
+from fedstrata.core.algorithm import Algorithm, Cohort
+from fedstrata.core.hyperparameters import instance, real, whole
+from fedstrata.core.placement import Broadcast, Reported, Server
+from fedstrata.core.vector import Scalar, Vector
+from fedstrata.problems.base import Problem, SmoothOracle
 
 
-class FedOpt(Algorithm):
+class OptimizerState(NamedTuple):
+    """The state of a method whose server runs an optimizer."""
+
+    x: Broadcast[Vector]
+    delta: Reported[Vector]
+    memory: Server[Any]  # what the optimizer remembers
+
+
+class ServerOptimized(Algorithm):
+    """What FedOpt and FedAdam share: local SGD steps and the report of their total. Subclasses define the server."""
+
+    oracle: ClassVar[type] = SmoothOracle
+
+    step_size: float = real(above=0)
+    local_steps: int = whole(1, at_least=1)
+    server_step_size: float = real(1.0, above=0)
+
+    def local_step(self, oracle: SmoothOracle, start: OptimizerState, state: OptimizerState) -> OptimizerState:
+        return state._replace(x=state.x - self.step_size * oracle.grad(state.x))
+
+    def local_end(self, oracle: SmoothOracle, start: OptimizerState, state: OptimizerState) -> OptimizerState:
+        return state._replace(delta=state.x - start.x)
+
+    def solution(self, problem: Problem, state: OptimizerState) -> Vector:
+        return state.x
+
+
+class FedOpt(ServerOptimized):
     r"""Local SGD steps; the server feeds the average change to any optax optimizer.
 
     $$ x_i \gets x_i - \eta_a \nabla f_i(x_i; \xi_i) \quad (Q \text{ times from } x), \qquad
        \Delta = \sum_i p_i (x_i - x), \qquad x \gets x + \mathrm{optimizer}(-\Delta) $$
 
-    step_size: η_a. local_steps: Q. server_step_size: η_s, given to `optimizer(η_s)`. optimizer: an optax optimizer
-    as a function of its learning rate, such as `optax.sgd` (η_s = 1: FedAvg) or `optax.yogi`.
+    Args:
+        step_size: η_a, the step of the clients.
+        local_steps: Q, the steps of a client in a round.
+        server_step_size: η_s, the learning rate of the optimizer.
+        optimizer: an optax optimizer as a function of η_s: `optax.sgd` (FedAvg for η_s = 1), `optax.yogi`, …
 
-    Converges as its server optimizer does on Δ, which is a biased gradient when clients differ and Q > 1: an adaptive
-    server changes the metric and does not remove the drift of FedAvg.
+    - *Converges to* what its server optimizer reaches with Δ for a gradient.
+    - *Does not* remove the drift of FedAvg. Δ is a biased gradient when clients differ and Q > 1, and an adaptive
+      server only changes the metric.
 
     >>> FedOpt(step_size=0.1, local_steps=5, server_step_size=0.01, optimizer=optax.adam).local_steps
     5
@@ -29,50 +61,46 @@ class FedOpt(Algorithm):
     Reference: reddi2021, Algorithm 1.
     """
 
-    step_size: float = real(above=0)
-    local_steps: int = 1
-    server_step_size: float = real(1.0, above=0)
-    optimizer: Callable[[Any], optax.GradientTransformation] = optax.sgd
+    State = OptimizerState
 
-    class State(NamedTuple):
-        x: Broadcast[Vector]
-        delta: Reported[Vector]
-        memory: Server[Any]  # the optimizer's own state
+    optimizer: Callable[[Scalar], optax.GradientTransformation] = instance(Callable, optax.sgd)
 
-    def init_server(self, problem: Any, x0: Vector) -> State:
+    def init_server(self, problem: Problem, x0: Vector) -> OptimizerState:
         rule: Any = self.optimizer(self.server_step_size)
         return self.State(x=x0, delta=x0.zeros(), memory=rule.init(x0))
 
-    def local_step(self, oracle: SmoothOracle, start: State, state: State) -> State:
-        return state._replace(x=state.x - self.step_size * oracle.grad(state.x))
-
-    def local_end(self, oracle: SmoothOracle, start: State, state: State) -> State:
-        return state._replace(delta=state.x - start.x)
-
-    def server_step(self, problem: Any, start: State, merged: State, cohort: Cohort) -> State:
+    def server_step(
+        self, problem: Problem, start: OptimizerState, merged: OptimizerState, cohort: Cohort
+    ) -> OptimizerState:
         rule: Any = self.optimizer(self.server_step_size)
         change, memory = rule.update(-merged.delta, start.memory, start.x)
         return merged._replace(x=start.x + change, memory=memory)
 
-    def solution(self, problem: Any, state: State) -> Vector:
-        return state.x
-
 
 class Moments(NamedTuple):
+    """What Adam and Yogi remember."""
+
     m: Vector
     v: Vector
 
 
-class FedAdam(FedOpt):
-    r"""FedOpt with Adam's moments as the paper prints them: without bias correction, unlike `optax.adam`.
+class FedAdam(ServerOptimized):
+    r"""FedOpt with Adam's moments as published: without bias correction, unlike `optax.adam`.
 
     $$ m \gets \beta_1 m + (1-\beta_1)\Delta, \quad v \gets \beta_2 v + (1-\beta_2)\Delta^2, \quad
-       x \gets x + \eta_s \, m / (\sqrt{v} + \tau) $$
+       x \gets x + \eta_s \, m / (\sqrt{v} + \tau), \qquad \Delta \text{ as in FedOpt} $$
 
-    step_size: η_a. local_steps: Q. server_step_size: η_s. beta1, beta2: decay of the moments. adaptivity: τ; v starts
-    at τ² (the paper asks for at least that). `optimizer` is not used.
+    Args:
+        step_size: η_a, the step of the clients.
+        local_steps: Q, the steps of a client in a round.
+        server_step_size: η_s, the step of the server.
+        beta1: β₁, the decay of m.
+        beta2: β₂, the decay of v.
+        adaptivity: τ; v starts at τ², the smallest start that the paper allows.
 
-    Converges where gradients differ much in scale between coordinates and FedAvg does not; it is no remedy for drift.
+    - *Converges to* the neighbourhood of the minimum also where gradients differ much in scale between coordinates
+      and FedAvg does not converge.
+    - *Does not* remove drift.
 
     >>> FedAdam(step_size=0.1, server_step_size=0.01).beta2
     0.99
@@ -80,18 +108,22 @@ class FedAdam(FedOpt):
     Reference: reddi2021, Algorithm 2.
     """
 
+    State = OptimizerState
+
     beta1: float = real(0.9, at_least=0, below=1)
     beta2: float = real(0.99, at_least=0, below=1)
     adaptivity: float = real(1e-3, above=0)
 
-    def init_server(self, problem: Any, x0: Vector) -> FedOpt.State:
+    def init_server(self, problem: Problem, x0: Vector) -> OptimizerState:
         zero = x0.zeros()
         return self.State(x=x0, delta=zero, memory=Moments(zero, zero + self.adaptivity**2))
 
     def second_moment(self, v: Vector, square: Vector) -> Vector:
         return self.beta2 * v + (1 - self.beta2) * square
 
-    def server_step(self, problem: Any, start: FedOpt.State, merged: FedOpt.State, cohort: Cohort) -> FedOpt.State:
+    def server_step(
+        self, problem: Problem, start: OptimizerState, merged: OptimizerState, cohort: Cohort
+    ) -> OptimizerState:
         m = self.beta1 * start.memory.m + (1 - self.beta1) * merged.delta
         v = self.second_moment(start.memory.v, merged.delta**2)
         x = start.x + self.server_step_size * m / (v.sqrt() + self.adaptivity)
@@ -101,12 +133,20 @@ class FedAdam(FedOpt):
 class FedYogi(FedAdam):
     r"""FedAdam with Yogi's second moment, which moves by a bounded step and so forgets slowly.
 
-    $$ v \gets v - (1-\beta_2) \Delta^2 \, \mathrm{sign}(v - \Delta^2), \quad
-       x \gets x + \eta_s \, m / (\sqrt{v} + \tau) $$
+    $$ m \gets \beta_1 m + (1-\beta_1)\Delta, \quad v \gets v - (1-\beta_2) \Delta^2 \, \mathrm{sign}(v - \Delta^2),
+       \quad x \gets x + \eta_s \, m / (\sqrt{v} + \tau) $$
 
-    Hyper-parameters as in FedAdam.
+    Args:
+        step_size: η_a, the step of the clients.
+        local_steps: Q, the steps of a client in a round.
+        server_step_size: η_s, the step of the server.
+        beta1: β₁, the decay of m.
+        beta2: β₂; a step changes v by at most (1 − β₂) Δ².
+        adaptivity: τ; v starts at τ², the smallest start that the paper allows.
 
-    Converges where FedAdam's second moment would vanish after a burst of small changes; it does not remove drift.
+    - *Converges to* the neighbourhood of the minimum also where FedAdam's second moment would vanish after a burst of
+      small changes.
+    - *Does not* remove drift.
 
     >>> FedYogi(step_size=0.1, server_step_size=0.01).adaptivity
     0.001

@@ -1,49 +1,53 @@
-"""What methods for bilevel problems have in common: checks, which samples they draw, and what a simulation can see."""
+"""Shared parts of methods for bilevel problems: checks, streams of samples, and columns that a simulation records."""
 
 import warnings
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from fedstrata.algorithm import Algorithm, Phase, steps_of
 from fedstrata.algorithms.nested.base import CouplingWarning
-from fedstrata.vector import Vector
+from fedstrata.core.algorithm import Algorithm, Phase, steps_of
+from fedstrata.core.vector import Vector
+from fedstrata.problems.bilevel import Bilevel, BilevelOracle
+from fedstrata.problems.rows import Full
 
 
 class BilevelMethod(Algorithm):
-    """A method for `fs.Bilevel`, whose lower variable is a field `y`."""
+    """A method for `fs.Bilevel`, whose upper variable is a field `x` and whose lower variable is a field `y`."""
 
-    solves: ClassVar[Literal["client", "global"]] = "client"  # whose lower problem it solves (see `fs.Bilevel`)
+    oracle: ClassVar[type] = BilevelOracle
+    solves: ClassVar[Literal["client", "global"]] = "client"  # the lower_level of `fs.Bilevel` that it is made for
 
-    def check(self, problem: Any) -> None:
+    def check(self, problem: Bilevel) -> None:
         if problem.lower_level != self.solves:
             warnings.warn(
                 f"{type(self).__name__} is made for lower_level={self.solves!r} and this problem has "
-                f"lower_level={problem.lower_level!r}: where clients differ it settles at another point",
+                f"lower_level={problem.lower_level!r}: where clients differ it converges to another point",
                 CouplingWarning,
                 stacklevel=2,
             )
         step = getattr(self, "step_size", None)
-        if isinstance(step, float | int):
+        if isinstance(step, float | int):  # the values of a schedule are known only in the run
             problem.regularizer.check_step(step)
+
+    def solution(self, problem: Bilevel, state: Any) -> Vector:
+        return state.x
 
 
 class LocalLowerMethod(BilevelMethod):
-    """A method whose clients each solve their own lower problem beside the common x, and never send y."""
+    """A method whose clients each solve a separate lower problem beside the common x, and never send y."""
 
     if TYPE_CHECKING:  # at run time the subclasses' field `hypergradient`
 
         def __getattr__(self, name: str) -> Any: ...
 
-    def check(self, problem: Any) -> None:
+    def check(self, problem: Bilevel) -> None:
         super().check(problem)
         self.hypergradient.check(problem)
 
-    def phases(self, problem: Any) -> list[Phase]:
+    def phases(self, problem: Bilevel) -> list[Phase]:
         streams = ("upper", "lower", "cross", *["hessian"] * self.hypergradient.hessian_batches)
         begin, end, server = self.local_begin, self.local_end, self.server_step
         return [Phase(self.local_step, steps_of(self), begin=begin, end=end, server_step=server, streams=streams)]
 
-    def observe(self, problem: Any, local: Any, x: Vector, full: Any) -> dict[str, Any]:
+    def observe(self, problem: Bilevel, local: Mapping[str, Vector], x: Vector, full: Full) -> dict[str, Any]:
         return problem.observed(x, local["y"], full)
-
-    def solution(self, problem: Any, state: Any) -> Vector:
-        return state.x

@@ -2,11 +2,12 @@
 
 from typing import Any, ClassVar, NamedTuple
 
-from fedstrata.algorithm import Algorithm, Cohort, real
-from fedstrata.gathered import aligned, append, combine, filled, largest, soft_worst, stack
-from fedstrata.placement import Broadcast, Gathered, Server
-from fedstrata.problems.fair import FairOracle
-from fedstrata.vector import Vector, where
+from fedstrata.core.algorithm import Algorithm, Cohort
+from fedstrata.core.hyperparameters import real, whole
+from fedstrata.core.placement import Broadcast, Gathered, Server
+from fedstrata.core.vector import Scalar, Vector, where
+from fedstrata.problems.fair import Fair, FairOracle
+from fedstrata.solvers.gathered import aligned, append, combine, filled, largest, soft_worst, stack
 
 
 class FCFL(Algorithm):
@@ -23,23 +24,31 @@ class FCFL(Algorithm):
 
     f_i is the loss of client i and u_i its disparity; α is in the simplex; in stage two g_u = 0 where max u_i <= ϵ.
 
-    step_size: η. eps: ϵ, the disparity that every client is allowed. stage_one: the rounds of stage one; all later ones
-    belong to stage two. delta: δ_f and δ_u at the start. factor: in stage one, a δ falls once factor ‖g‖ <= δ for its
-    own g. decay: what it is then multiplied by. floor: a δ at or below this stays. sharpness: u_i is the gap in equal
-    opportunity of σ(sharpness · logit).
+    Args:
+        step_size: η, the step of the server.
+        eps: ϵ, the disparity that every client is allowed.
+        stage_one: the rounds of stage one; all later ones belong to stage two.
+        delta: δ_f and δ_u at the start.
+        decay: what a δ is multiplied by when it falls.
+        factor: in stage one, a δ falls once factor ‖g‖ <= δ for its own g.
+        floor: a δ at or below this stays.
+        sharpness: u_i is the gap in equal opportunity of σ(sharpness · logit).
 
-    Converges, if steps are small, to near the lowest worst loss under the limit (stage one), and from there to where no
-    direction helps some clients and harms none (stage two). Does not settle with a constant step: at the limit stage
-    one alternates between its programs, so max u_i ends near ϵ, on either side. Stage two forbids growth to first order
-    only and never asks back what was lost, so with long steps the disparity leaves the limit (twice ϵ with η = 0.1 in
-    a test). Its program favours clients with long gradients and leaves others just as they are, even where the mean
-    gradient would help all. u_i is smoothed, so the gap of decisions may be larger.
-
-    Sends all gradients one by one, which secure aggregation cannot hide; one a round, in the paper of all data
-    (`batch_size="all"`). A client without positives in two groups has u_i = 0. The rules are those of the public code,
-    which adds weight decay 1e-4 (here the loss's l2) and, where the limit holds in stage two, may still step along g_u
-    with the weight that its program gave to a zero; here that weight does nothing. Cohorts are ours: the programs are
-    then about the clients that are there.
+    - *Converges to*, if steps are small, a point near the lowest worst loss under the limit (stage one), and from there
+      to where no direction helps some clients and harms none (stage two).
+    - *Does not* settle with a constant step: at the limit stage one alternates between its programs, so max u_i ends
+      near ϵ, on either side.
+    - *Does not* keep the limit with long steps (twice ϵ with η = 0.1 in a test): stage two forbids growth to first
+      order only and never restores what was lost.
+    - *Does not* help all clients alike: its program favours clients with long gradients and leaves others just as they
+      are, even where the mean gradient would help all.
+    - u_i is smoothed, so the gap of decisions may be larger. A client without positives in two groups has u_i = 0.
+    - It sends all gradients one by one, which secure aggregation cannot hide: one a round, in the paper of all data
+      (`batch_size="all"`).
+    - The rules are those of the public code, which adds weight decay 1e-4 (here the loss's l2). Where the limit holds
+      in stage two, that code may still step along g_u with the weight that its program gave to a zero; here that weight
+      does nothing.
+    - Cohorts are ours: the programs are then about the clients that are present.
 
     >>> FCFL(step_size=0.1, eps=0.05).stage_one
     800
@@ -47,9 +56,11 @@ class FCFL(Algorithm):
     Reference: cui2021, two-stage optimisation, as in the authors' code.
     """
 
+    oracle: ClassVar[type] = FairOracle
+
     step_size: float = real(above=0)
     eps: float = real(0.05, at_least=0)
-    stage_one: int = 800
+    stage_one: int = whole(800, at_least=0)
     delta: float = real(0.5, above=0)
     decay: float = real(0.01, above=0, at_most=1)
     factor: float = real(0.1, above=0)
@@ -59,18 +70,14 @@ class FCFL(Algorithm):
 
     class State(NamedTuple):
         x: Broadcast[Vector]
-        f: Gathered[Any]
+        f: Gathered[Any]  # one number per client
         df: Gathered[Vector]
         u: Gathered[Any]  # the disparity
         du: Gathered[Vector]
-        delta_f: Server[Any]
-        delta_u: Server[Any]
+        delta_f: Server[Scalar]
+        delta_u: Server[Scalar]
 
-    def check(self, problem: Any) -> None:
-        if self.stage_one < 0:
-            raise ValueError(f"FCFL: stage_one = {self.stage_one} must be a number of rounds >= 0")
-
-    def init_server(self, problem: Any, x0: Vector) -> State:
+    def init_server(self, problem: Fair, x0: Vector) -> State:
         zero = x0.zeros()
         return self.State(x=x0, f=0.0, df=zero, u=0.0, du=zero, delta_f=self.delta, delta_u=self.delta)
 
@@ -80,7 +87,7 @@ class FCFL(Algorithm):
         kind = state.x.scalar_dtype
         return state._replace(f=f.astype(kind), df=df, u=u.astype(kind), du=du)
 
-    def server_step(self, problem: Any, start: State, merged: State, cohort: Cohort) -> State:
+    def server_step(self, problem: Fair, start: State, merged: State, cohort: Cohort) -> State:
         present, df = cohort.present, filled(merged.df, cohort.present)
         g_f = combine(soft_worst(merged.f, start.delta_f, present), df)
         g_u = combine(soft_worst(merged.u, start.delta_u, present), filled(merged.du, present))
@@ -102,5 +109,5 @@ class FCFL(Algorithm):
         rows = append(df, where(kept, g_u.zeros(), g_u))
         return aligned(rows, target=combine(cohort.weights, df), keep=rows)
 
-    def solution(self, problem: Any, state: State) -> Vector:
+    def solution(self, problem: Fair, state: State) -> Vector:
         return state.x

@@ -1,10 +1,10 @@
 """FedReg: FedAvg with a fairness penalty that every client works out from its own samples."""
 
-from typing import Any
+from typing import ClassVar
 
-from fedstrata.algorithm import real
 from fedstrata.algorithms.average.fedavg import FedAvg
-from fedstrata.problems.fair import FairOracle
+from fedstrata.core.hyperparameters import real
+from fedstrata.problems.fair import Fair, FairOracle
 
 
 class FedReg(FedAvg):
@@ -15,14 +15,18 @@ class FedReg(FedAvg):
     $$ D_i(x; \xi) = \max_a m_a - \min_a m_a, \qquad
        m_a = \operatorname{mean} \, \sigma(s \, z_x(\xi_j)) \text{ over } \xi_j \text{ of group } a \text{, label } 1 $$
 
-    step_size: η. local_steps: Q. strength: λ; 0 is FedAvg. sharpness: s, by which the logit z is multiplied before the
-    sigmoid; 1 is the probability that the model gives, 10 (as in FCFL's code) is nearer to its decisions.
+    Args:
+        step_size: η, the step of the clients.
+        local_steps: Q, the steps of a client in a round.
+        strength: λ, the weight of the gap; 0 is FedAvg.
+        sharpness: s, which multiplies the logit z; 1 is the model's probability, 10 (FCFL's code) nearer to decisions.
 
-    Converges, as FedAvg does, near the minimum of the mean of local losses and *local* gaps. That is not the gap of all
-    data: a client where one group is rare sees a noisy one, and a group without positives in the sample is left out of
-    it, so small batches and uneven groups bias what is minimised. A fairer model is not promised. The paper that
-    compares with it says only that the term "could be any fairness metrics" and gives λ = 0.1; equal opportunity counts
-    decisions, which have no gradient, so the sigmoid form is a choice of this library.
+    - *Converges to* a point near the minimum of the mean of local losses and *local* gaps, as FedAvg does.
+    - *Does not* minimise the gap of all data. A client where one group is rare sees a noisy gap, and a group without
+      positives in the sample is left out of it, so small batches and uneven groups bias what is minimised.
+    - *Does not* promise a fairer model.
+    - The paper that compares with it states only that the term "could be any fairness metrics" and gives λ = 0.1. Equal
+      opportunity counts decisions, which have no gradient, so the sigmoid form is a choice of this library.
 
     >>> FedReg(step_size=0.1, local_steps=5).strength
     0.1
@@ -30,18 +34,18 @@ class FedReg(FedAvg):
     Reference: li2022, Section 6 and Appendix 11 (a baseline there, without a listing).
     """
 
+    oracle: ClassVar[type] = FairOracle
+
     strength: float = real(0.1, at_least=0)
     sharpness: float = real(1.0, above=0)
 
-    def check(self, problem: Any) -> None:
+    def check(self, problem: Fair) -> None:
         if not problem.decides:
             raise TypeError(
                 f"FedReg compares decisions of a model, and the loss {type(problem.loss).__name__} of this problem has "
                 "none; use fs.Fair(fs.losses.Classification(model))"
             )
 
-    def local_step(  # pyright: ignore[reportIncompatibleMethodOverride] (it asks for more than FedAvg does)
-        self, oracle: FairOracle, start: FedAvg.State, state: FedAvg.State
-    ) -> FedAvg.State:
+    def local_step(self, oracle: FairOracle, start: FedAvg.State, state: FedAvg.State) -> FedAvg.State:
         g = oracle.grad(state.x) + self.strength * oracle.disparity_grad(state.x, self.sharpness)
         return self.State(x=state.x - self.step_size * g)

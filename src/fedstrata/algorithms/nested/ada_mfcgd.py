@@ -1,66 +1,79 @@
 """AdaMFCGD: MFCGD in an adaptive diagonal metric; and the same with corrected client drift."""
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
-from fedstrata.algorithm import Cohort, real
 from fedstrata.algorithms.nested.mfcgd import MFCGD, TrackedMFCGD
-from fedstrata.errors import unknown
-from fedstrata.placement import Averaged, Broadcast, Local, Reported, Server
-from fedstrata.problems.nested import Jacobian
+from fedstrata.base.errors import unknown
+from fedstrata.core.algorithm import Cohort
+from fedstrata.core.hyperparameters import Range, declared, real
+from fedstrata.core.placement import Averaged, Broadcast, Local, Reported, Server
+from fedstrata.core.vector import Scalar, Vector
+from fedstrata.problems.nested import Jacobian, Nested
 from fedstrata.prox import Zero
-from fedstrata.vector import Vector
+
+Diagonal = Vector | Scalar  # a number stands for a multiple of I
+T = TypeVar("T", bound=Diagonal)
 
 
-class DiagonalRule:
-    """How a diagonal A_t follows from the mean estimates w̄; a rule of one's own is a frozen dataclass with these."""
+class DiagonalRule(Generic[T]):
+    """How a diagonal A_t follows from the mean estimates w̄. A new rule is a frozen dataclass with these methods."""
 
-    def start(self, x0: Vector) -> Any:
+    def start(self, x0: Vector) -> T:
         """a_0"""
         raise NotImplementedError(f"{type(self).__name__} must define start(x0)")
 
-    def update(self, a: Any, w: Vector, theta: Any) -> Any:
+    def update(self, a: T, w: Vector, theta: Scalar) -> T:
         """a_t from the last a, w̄_t and ϑ_t."""
         raise NotImplementedError(f"{type(self).__name__} must define update(a, w, theta)")
 
-    def diagonal(self, a: Any, rho: Any) -> Any:
+    def diagonal(self, a: T, rho: Scalar) -> T:
         """The diagonal of A_t, as a Vector, or as a number for a multiple of I."""
         raise NotImplementedError(f"{type(self).__name__} must define diagonal(a, rho)")
 
 
 @dataclass(frozen=True)
-class Coordinate(DiagonalRule):
+class Coordinate(DiagonalRule[Vector]):
     """Line 6: a ← ϑ a + (1 − ϑ) w̄², A = √a + ρ."""
 
     def start(self, x0: Vector) -> Vector:
         return x0.zeros()
 
-    def update(self, a: Vector, w: Vector, theta: Any) -> Vector:
+    def update(self, a: Vector, w: Vector, theta: Scalar) -> Vector:
         return theta * a + (1 - theta) * w**2
 
-    def diagonal(self, a: Vector, rho: Any) -> Vector:
+    def diagonal(self, a: Vector, rho: Scalar) -> Vector:
         return a.sqrt() + rho
 
 
 @dataclass(frozen=True)
-class Norm(DiagonalRule):
+class Norm(DiagonalRule[Scalar]):
     """Equation (6): a ← ϑ a + (1 − ϑ) |w̄|, A = (a + ρ) I."""
 
-    def start(self, x0: Vector) -> Any:
+    def start(self, x0: Vector) -> Scalar:
         return 0.0
 
-    def update(self, a: Any, w: Vector, theta: Any) -> Any:
+    def update(self, a: Scalar, w: Vector, theta: Scalar) -> Scalar:
         return theta * a + (1 - theta) * w.norm()
 
-    def diagonal(self, a: Any, rho: Any) -> Any:
+    def diagonal(self, a: Scalar, rho: Scalar) -> Scalar:
         return a + rho
 
 
-RULES: dict[str, DiagonalRule] = {"coordinate": Coordinate(), "norm": Norm()}
+RULES: dict[str, DiagonalRule[Any]] = {"coordinate": Coordinate(), "norm": Norm()}
 
 
-def rule_of(given: str | DiagonalRule) -> DiagonalRule:
-    return RULES[given] if isinstance(given, str) else given
+class RuleOrName(NamedTuple):
+    """The declaration of a hyper-parameter that is a `DiagonalRule` or the name of one."""
+
+    names: tuple[str, ...] = tuple(RULES)
+
+    def check(self, where: str, value: object) -> None:
+        if not isinstance(value, DiagonalRule) and value not in self.names:
+            raise unknown(f"value of {where} (or a DiagonalRule):", value, self.names)
+
+    def __str__(self) -> str:
+        return " or ".join([*map(repr, self.names), "a DiagonalRule"])
 
 
 class AdaMFCGD(MFCGD):
@@ -71,14 +84,29 @@ class AdaMFCGD(MFCGD):
     $$ x_i \gets x_i - \gamma\eta \, A^{-1} w_i \quad (q - 1 \text{ times}), \qquad
        x \gets \bar x - \gamma\eta \, A^{-1} \bar w $$
 
-    step_size, local_steps, momenta, radii and init_batch_size: as in `MFCGD`. rule: "coordinate", "norm", or a
-    `DiagonalRule`. rho: ρ; at a stationary point A = ρ, so step_size / rho is the step that has to be stable there.
-    theta: ϑ (None: α, the value momentum, as the paper allows).
+    a starts from zero and changes only where clients average. A of the first local steps is the rule applied to the
+    mean of the first w_i of all clients, for which there is one averaging before the first round. The next averaging
+    continues from that a (for q = 1, where the first step averages the same w_i, from zero).
 
-    Converges as `MFCGD` does: A changes the metric and does not remove drift. a starts from zero and changes only where
-    clients average. A of the first local steps is the rule applied to the mean of the first w_i of all clients, for
-    which there is one averaging before the first round; the next one continues from that a (for q = 1, where the first
-    step averages the same w_i, from zero). Not for regularised problems: the step would be a prox in the metric A.
+    Args:
+        step_size: γη.
+        local_steps: q.
+        value_momentum: α, the weight of the new sample; 1 forgets the past.
+        jacobian_momentum: β (None: as value_momentum).
+        gradient_momentum: ϱ (None: as value_momentum).
+        jacobian_radius: C_g, the radius of a ball in the Frobenius norm (None: no projection).
+        gradient_radius: C_f, the radius of a ball (None: no projection).
+        init_batch_size: examples for the first estimates (None: those of a step; the paper has q).
+        rule: "coordinate", "norm", or a `DiagonalRule`.
+        rho: ρ; at a stationary point A = ρ, so step_size / rho is the step that has to be stable there.
+        theta: ϑ (None: α, the value momentum, as the paper allows).
+
+    Converges to:
+        - a stationary point where `MFCGD` does.
+
+    Does not:
+        - remove client drift: A changes the metric only; `TrackedAdaMFCGD` removes it.
+        - solve regularised problems: the step would be a prox in the metric A.
 
     >>> AdaMFCGD(step_size=0.1, local_steps=5, rule="norm", rho=0.5).theta
     0.9
@@ -86,53 +114,55 @@ class AdaMFCGD(MFCGD):
     Reference: huang2022, Algorithm 1 and equation (6).
     """
 
-    rule: str | DiagonalRule = "coordinate"
+    rule: str | DiagonalRule = declared(RuleOrName(), "coordinate")
     rho: float = real(0.1, above=0)
-    theta: float | None = real(0.9, above=0, at_most=1)
+    theta: float | None = declared(Range(above=0, at_most=1, optional=True), 0.9)
 
     merge_at_init = True
 
-    class State(NamedTuple):  # pyright: ignore[reportIncompatibleVariableOverride]
+    class State(NamedTuple):
         x: Averaged[Vector]
         w: Reported[Vector]
-        a: Server[Any]
-        A: Broadcast[Any]
+        a: Server[Diagonal]
+        A: Broadcast[Diagonal]
         old: Local[Vector]
         h: Local[Vector]
         u: Local[Jacobian]
         v: Local[Vector]
 
-    def check(self, problem: Any) -> None:
-        name = type(self).__name__
-        if not isinstance(self.rule, DiagonalRule) and self.rule not in RULES:
-            raise unknown(f"rule of {name} (or a DiagonalRule)", str(self.rule), RULES)
+    def check(self, problem: Nested) -> None:
         if not isinstance(problem.regularizer, Zero):
             raise ValueError(
-                f"{name} cannot take {problem.regularizer!r}: with an adaptive A every step would be a prox in the "
-                "metric A, which has no closed form; use MFCGD or TrackedMFCGD"
+                f"{type(self).__name__} cannot take {problem.regularizer!r}: with an adaptive A every step would be a "
+                "prox in the metric A, which has no closed form; use MFCGD or TrackedMFCGD"
             )
         super().check(problem)
 
-    def metric(self, a: Any, w: Vector, theta: Any) -> tuple[Any, Any]:
+    def metric(self, a: Diagonal, w: Vector) -> tuple[Diagonal, Diagonal]:
         """The next a, and A from it."""
-        a = rule_of(self.rule).update(a, w, theta)
-        return a, rule_of(self.rule).diagonal(a, self.rho)
+        rule, theta = rule_of(self.rule), self.value_momentum if self.theta is None else self.theta
+        a = rule.update(a, w, theta)
+        return a, rule.diagonal(a, self.rho)
 
-    def start_values(self, problem: Any, x0: Vector) -> dict[str, Any]:
-        a = rule_of(self.rule).start(x0)
-        return {**super().start_values(problem, x0), "a": a, "A": rule_of(self.rule).diagonal(a, self.rho)}
+    def start_values(self, problem: Nested, x0: Vector) -> dict[str, Any]:
+        rule = rule_of(self.rule)
+        a = rule.start(x0)
+        return {**super().start_values(problem, x0), "a": a, "A": rule.diagonal(a, self.rho)}
 
-    def server_start(self, problem: Any, merged: Any, cohort: Cohort) -> Any:
-        theta = self.value_momentum if self.theta is None else self.theta
-        a, A = self.metric(merged.a, merged.w, theta)
+    def server_start(self, problem: Nested, merged: State, cohort: Cohort) -> State:
+        a, A = self.metric(merged.a, merged.w)
         return merged._replace(a=merged.a if self.local_steps == 1 else a, A=A)  # q = 1: t = 1 averages w̄_1 again
 
-    def direction(self, start: Any, w: Vector) -> Vector:
+    def direction(self, start: State, w: Vector) -> Vector:
         return super().direction(start, w) / start.A
 
-    def server_step(self, problem: Any, start: Any, merged: Any, cohort: Cohort) -> Any:
-        a, A = self.metric(start.a, merged.w, self.value_momentum if self.theta is None else self.theta)
+    def server_step(self, problem: Nested, start: State, merged: State, cohort: Cohort) -> State:
+        a, A = self.metric(start.a, merged.w)
         return merged._replace(x=merged.x - self.step_size * merged.w / A, a=a, A=A)
+
+
+def rule_of(given: str | DiagonalRule) -> DiagonalRule[Any]:
+    return RULES[given] if isinstance(given, str) else given
 
 
 class TrackedAdaMFCGD(TrackedMFCGD, AdaMFCGD):
@@ -140,9 +170,26 @@ class TrackedAdaMFCGD(TrackedMFCGD, AdaMFCGD):
 
     $$ x_i \gets x_i - \gamma\eta \, A^{-1} (w_i + c_i), \qquad c_i = \bar w - w_i \text{ at the last averaging} $$
 
-    Hyper-parameters: as in `AdaMFCGD`.
+    This method is the library's: no paper has it.
 
-    Converges where `TrackedMFCGD` does, in the metric A. Ours, not the paper's.
+    Args:
+        step_size: γη.
+        local_steps: q.
+        value_momentum: α, the weight of the new sample; 1 forgets the past.
+        jacobian_momentum: β (None: as value_momentum).
+        gradient_momentum: ϱ (None: as value_momentum).
+        jacobian_radius: C_g, the radius of a ball in the Frobenius norm (None: no projection).
+        gradient_radius: C_f, the radius of a ball (None: no projection).
+        init_batch_size: examples for the first estimates (None: those of a step; the paper has q).
+        rule: "coordinate", "norm", or a `DiagonalRule`.
+        rho: ρ; at a stationary point A = ρ, so step_size / rho is the step that has to be stable there.
+        theta: ϑ (None: α, the value momentum, as the paper allows).
+
+    Converges to:
+        - a stationary point where `TrackedMFCGD` does, in the metric A.
+
+    Does not:
+        - solve regularised problems: the step would be a prox in the metric A.
 
     >>> TrackedAdaMFCGD(step_size=0.1, local_steps=5, rho=0.5).rule
     'coordinate'
@@ -150,12 +197,12 @@ class TrackedAdaMFCGD(TrackedMFCGD, AdaMFCGD):
     Reference: huang2022, whose recursions it corrects; the method is this library's.
     """
 
-    class State(NamedTuple):  # pyright: ignore[reportIncompatibleVariableOverride]
+    class State(NamedTuple):
         x: Averaged[Vector]
         w: Reported[Vector]
         mean: Broadcast[Vector]
-        a: Server[Any]
-        A: Broadcast[Any]
+        a: Server[Diagonal]
+        A: Broadcast[Diagonal]
         w_i: Local[Vector]
         old: Local[Vector]
         h: Local[Vector]

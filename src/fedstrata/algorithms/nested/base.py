@@ -1,13 +1,14 @@
-"""What methods for nested problems have in common: starts, recursive estimates, exchanges level by level, checks."""
+"""What methods for nested problems share: start values, Jacobians, exchanges level by level, checks."""
 
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, ClassVar, Literal
 
-from fedstrata.algorithm import Algorithm, Phase, steps_of
-from fedstrata.problems.nested import NestedOracle
-from fedstrata.vector import Vector
+from fedstrata.core.algorithm import Algorithm, Phase, steps_of
+from fedstrata.core.levels import Levels
+from fedstrata.core.vector import Vector
+from fedstrata.problems.nested import Nested, NestedOracle
 
 JACOBIAN_LIMIT = 2**32  # bytes of explicit Jacobians over all clients above which a method refuses to start
 
@@ -19,22 +20,28 @@ class CouplingWarning(UserWarning):
 
 
 class NestedMethod(Algorithm):
-    """A method for `fs.Nested`. Estimates of levels 1 … K−1 are `h[0] …`, products of levels 1 … K are `v[0] …`."""
+    """A method for `fs.Nested` problems.
 
-    solves: ClassVar[Literal["global", "client"]] = "global"  # whose expectation an inner level is (see `fs.Nested`)
+    Its state holds plain tuples: estimates of levels 1 … K−1 and products of levels 1 … K. Updates read them through
+    `Levels`, so that `h[k]` is level k, `h[0]` is x and `v[K + 1]` is None.
+    """
+
+    oracle: ClassVar[type | None] = NestedOracle
+
+    solves: ClassVar[Literal["global", "client"]] = "global"  # of whom an inner level is the mean (see `fs.Nested`)
     stores_jacobians: ClassVar[bool] = False  # as numbers, d_k × d_{k−1} for every level
 
-    def check(self, problem: Any) -> None:
+    def check(self, problem: Nested) -> None:
         name = type(self).__name__
         if problem.inner != self.solves:
             warnings.warn(
                 f"{name} is made for inner={self.solves!r} and this problem has inner={problem.inner!r}: where clients "
-                "differ it settles at another point than the optimum",
+                "differ, its limit is not the optimum",
                 CouplingWarning,
                 stacklevel=2,
             )
         step = getattr(self, "step_size", None)
-        if isinstance(step, float | int):  # a schedule's steps are known only in the run
+        if isinstance(step, float | int):  # the values of a schedule are known only in the run
             problem.regularizer.check_step(step)
         if self.stores_jacobians and problem.shapes is not None:
             needed = jacobian_bytes(problem)
@@ -47,13 +54,28 @@ class NestedMethod(Algorithm):
                     "fedstrata.algorithms.nested.base.JACOBIAN_LIMIT"
                 )
 
-    def phases(self, problem: Any) -> list[Phase]:
+    def phases(self, problem: Nested) -> list[Phase]:
         streams = None if getattr(self, "separate_samples", False) else problem.level_streams
         begin, end, server = self.local_begin, self.local_end, self.server_step
         return [Phase(self.local_step, steps_of(self), begin=begin, end=end, server_step=server, streams=streams)]
 
 
-def jacobian_bytes(problem: Any) -> int:
+def check_two_levels(method: NestedMethod, problem: Nested, instead: str) -> None:
+    """Refuse a problem that does not have two levels.
+
+    Args:
+        method: the method that needs two.
+        problem: the problem to check.
+        instead: methods that take any number of levels.
+    """
+    if len(problem.levels) != 2:
+        raise ValueError(
+            f"{type(method).__name__} is made for two levels, and this problem has {len(problem.levels)}; use "
+            f"{instead}, for any number of levels"
+        )
+
+
+def jacobian_bytes(problem: Nested) -> int:
     """Bytes of the Jacobians of levels 1 … K−1 and of the last gradient, for all clients."""
     sizes = problem.sizes()
     widths = [max(leaf.dtype.itemsize for leaf in leaves) for _, leaves in problem.shapes]
@@ -61,54 +83,65 @@ def jacobian_bytes(problem: Any) -> int:
     return sum(numbers) * (problem.clients or 1)
 
 
-def zero_values(problem: Any) -> Vectors:
+def first_sample(oracle: NestedOracle, size: int | None) -> NestedOracle:
+    """The oracle of the first estimates: a fresh sample of this size, or for None the sample of a step."""
+    return oracle if size is None else oracle.fresh(0, size)
+
+
+def zero_values(problem: Nested) -> Vectors:
     """Zeros for the estimates of levels 1 … K−1."""
     return tuple(problem.zeros(k) for k in range(1, len(problem.levels)))
 
 
-def zero_products(problem: Any) -> Vectors:
-    """Zeros for the products of levels 1 … K, each of the size of its level's input."""
-    return tuple(problem.zeros(k) for k in range(len(problem.levels)))
+def zero_products(problem: Nested) -> Vectors:
+    """Zeros for the products of levels 1 … K, each of the shape of its level's input."""
+    return tuple(problem.zeros(k - 1) for k in range(1, len(problem.levels) + 1))
+
+
+def zero_jacobians(problem: Nested) -> Vectors:
+    """Zeros for the Jacobians of levels 1 … K, the last a gradient."""
+    K = len(problem.levels)
+    return (*(problem.zero_jacobian(k) for k in range(1, K)), problem.zeros(K - 1))
 
 
 def first_values(oracle: NestedOracle, x: Vector) -> Vectors:
-    """F_1(x), F_2(F_1(x)) … up to level K−1, on this sample."""
-    points = [x]
+    """h_k = F_k(h_{k−1}; ξ_k) for k = 1 … K−1, with h_0 = x."""
+    h = Levels(below=x)
     for k in range(1, oracle.levels):
-        points.append(oracle.value(k, points[-1]))
-    return tuple(points[1:])
+        h[k] = oracle.value(k, h[k - 1])
+    return tuple(h)
 
 
-def first_products(oracle: NestedOracle, points: Sequence[Vector], separate: bool = False) -> Vectors:
-    """∇F_K, J_{K−1}ᵀ∇F_K … down to level 1, at these points (x, h_1 … h_{K−1}), on this sample."""
-    above, out = None, []
-    for k in range(oracle.levels, 0, -1):
-        above = oracle.pull(k, points[k - 1], above, separate)
-        out.insert(0, above)
-    return tuple(out)
+def first_products(oracle: NestedOracle, x: Vector, values: Vectors, separate: bool = False) -> Vectors:
+    """v_K = ∇F_K(h_{K−1}; ξ_K) and v_k = J_k(h_{k−1}; ξ_k)ᵀ v_{k+1} for k = K−1 … 1, with h_0 = x."""
+    K, h = oracle.levels, Levels(values, below=x)
+    products = [oracle.pull(K, h[K - 1], None, separate)]
+    for k in range(K - 1, 0, -1):
+        products.append(oracle.pull(k, h[k - 1], products[-1], separate))
+    return tuple(reversed(products))
 
 
-def next_value(oracle: NestedOracle, k: int, a: Any, estimate: Vector, before: Vector, now: Vector) -> Vector:
-    """(1 − a)(h_k − F_k(before; ξ_k)) + F_k(now; ξ_k)"""
-    return (1 - a) * (estimate - oracle.value(k, before)) + oracle.value(k, now)
+def jacobian(oracle: NestedOracle, k: int, y: Vector) -> Vector:
+    """J_k(y; ξ_k) as numbers; of level K the gradient."""
+    return oracle.jacobian(k, y) if k < oracle.levels else oracle.pull(k, y)
 
 
-def next_product(
-    oracle: NestedOracle,
-    k: int,
-    a: Any,
-    estimate: Vector,
-    before: tuple[Vector, Vector | None],
-    now: tuple[Vector, Vector | None],
-    separate: bool = False,
-) -> Vector:
-    """(1 − a)(v_k − J_k(y; ξ_k)ᵀ v) + J_k(y'; ξ_k)ᵀ v' with (y, v) = before and (y', v') = now; no v at level K."""
-    old = oracle.pull(k, *before, separate)
-    return (1 - a) * (estimate - old) + oracle.pull(k, *now, separate)
+def jacobians(oracle: NestedOracle, x: Vector, values: Vectors) -> tuple[Any, ...]:
+    """J_k(h_{k−1}; ξ_k) for k = 1 … K, with h_0 = x; the last is a gradient."""
+    h = Levels(values, below=x)
+    return tuple(jacobian(oracle, k, h[k - 1]) for k in range(1, oracle.levels + 1))
+
+
+def chained(jacobians: Sequence[Any]) -> Vector:
+    """J_1ᵀ ⋯ J_{K−1}ᵀ ∇F_K"""
+    *below, direction = jacobians
+    for J in reversed(below):
+        direction = J.pull(direction)
+    return direction
 
 
 def level_by_level(
-    problem: Any,
+    problem: Nested,
     steps: int,
     walk: Callable[..., Any],
     value: Callable[..., Any],
@@ -118,44 +151,28 @@ def level_by_level(
     receives: tuple[str, ...] | None = None,
     separate: bool = False,
 ) -> list[Phase]:
-    """Local steps and a last step whose levels are averaged one after another: 2K exchanges, each of one vector.
+    """The exchanges of a round whose last step averages its levels one after another: 2K exchanges of one vector each.
 
-    walk: a local step; in the last one of a round it only moves x. value(k, …), product(k, …): level k of that last
-    step. Every exchange looks at the sample of the last step.
+    All exchanges look at the sample of the last step.
+
+    Args:
+        problem: the nested problem.
+        steps: local steps in a round.
+        walk: a local step; in the last step of a round it only moves x.
+        value: `value(k, …)`, the estimate of level k in the last step.
+        product: `product(k, …)`, the product of level k in the last step.
+        begin: called once before the first step.
+        receives: the fields that come down before the first step.
+        separate: products look at samples that values do not use.
     """
     levels, last = len(problem.levels), steps - 1
     source = "jacobian" if separate else "level"
     looks = lambda what, k: (f"{what}{k}",) if problem.samples_at(k - 1) else ()
     streams = tuple(problem.streams) if separate else problem.level_streams
-    sends = ("x",) if levels > 1 else ("x", "h")  # with one level h is empty, and goes along
+    sends = ("x",) if levels > 1 else ("x", "h")  # with one level h is empty, and is sent along
     phases = [Phase(walk, steps, sends=sends, receives=receives, begin=begin, streams=streams)]
     for k in range(1, levels):
         phases.append(Phase(partial(value, k), sends=(f"h.{k - 1}",), first=last, streams=looks("level", k)))
     for k in range(levels, 0, -1):
         phases.append(Phase(partial(product, k), sends=(f"v.{k - 1}",), first=last, streams=looks(source, k)))
     return phases
-
-
-def replaced(values: Vectors, k: int, new: Vector) -> Vectors:
-    """The tuple with the entry of level k (counted from 1) replaced."""
-    return (*values[: k - 1], new, *values[k:])
-
-
-def zero_jacobians(problem: Any) -> Vectors:
-    """Zeros for the Jacobians of levels 1 … K, the last a gradient."""
-    levels = len(problem.levels)
-    return (*(problem.zero_jacobian(k) for k in range(1, levels)), problem.zeros(levels - 1))
-
-
-def jacobians(oracle: NestedOracle, points: Sequence[Vector]) -> tuple[Any, ...]:
-    """J_1 … J_{K−1} and ∇F_K at these points (x, h_1 … h_{K−1}), on this sample."""
-    below = (oracle.jacobian(k, points[k - 1]) for k in range(1, oracle.levels))
-    return (*below, oracle.pull(oracle.levels, points[-1]))
-
-
-def chained(jacobians: Sequence[Any]) -> Vector:
-    """J_1ᵀ ⋯ J_{K−1}ᵀ ∇F_K"""
-    *below, direction = jacobians
-    for J in reversed(below):
-        direction = J.pull(direction)
-    return direction

@@ -1,12 +1,14 @@
 """ComFedL: local gradient steps on the composed sample functions."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from fedstrata.algorithm import Cohort, real
-from fedstrata.algorithms.nested.base import NestedMethod, first_products, first_values
-from fedstrata.placement import Averaged
-from fedstrata.problems.nested import NestedOracle
-from fedstrata.vector import Vector, where
+from fedstrata.algorithms.nested.base import NestedMethod
+from fedstrata.core.algorithm import Cohort
+from fedstrata.core.hyperparameters import real, whole
+from fedstrata.core.levels import Levels
+from fedstrata.core.placement import Averaged
+from fedstrata.core.vector import Vector, where
+from fedstrata.problems.nested import Nested, NestedOracle
 
 
 class ComFedL(NestedMethod):
@@ -17,14 +19,21 @@ class ComFedL(NestedMethod):
 
     and with K levels the product of all Jacobians, each level at the value of the one below on its own sample.
 
-    step_size: η. local_steps: q.
+    The rule is from memory of the paper, whose listing was not at hand. Others describe it as averaging after every
+    iteration, hence the default of one local step. With a regulariser every step is a proximal one; the last prox of a
+    round is that of the mean, at the server, so that q = 1 stays exact.
 
-    Converges to a stationary point of the client-coupled objective with all data and q = 1, where it is gradient
-    descent. A sample of $B_1$ inside $f_i$ makes the direction biased, and without memory the bias stays: it falls with
-    the batch and not with the step, which is why the paper takes batches of order ε⁻⁴. For q > 1 there is FedAvg's
-    drift in proportion to the step. The rule is from memory of the paper, whose listing was not at hand; that it
-    averages after every iteration is what others say of it, hence the default of one local step. With a regulariser
-    every step is a proximal one, and the last one's prox is that of the mean, at the server, so that q = 1 stays exact.
+    Args:
+        step_size: η.
+        local_steps: q.
+
+    Converges to:
+        - a stationary point of the client-coupled objective with all data and q = 1, where it is gradient descent.
+
+    Does not:
+        - converge to it on samples: a sample of $B_1$ inside $f_i$ makes the direction biased, and without memory the
+          bias stays. It falls with the batch and not with the step, which is why the paper takes batches of order ε⁻⁴.
+        - converge to it for q > 1: FedAvg's drift remains, in proportion to the step.
 
     >>> ComFedL(step_size=0.1).local_steps
     1
@@ -33,25 +42,29 @@ class ComFedL(NestedMethod):
     """
 
     step_size: float = real(above=0)
-    local_steps: int = 1
+    local_steps: int = whole(1, at_least=1)
 
     solves = "client"
 
     class State(NamedTuple):
         x: Averaged[Vector]
 
-    def init_server(self, problem: Any, x0: Vector) -> State:
+    def init_server(self, problem: Nested, x0: Vector) -> State:
         return self.State(x=x0)
 
     def local_step(self, oracle: NestedOracle, start: State, state: State) -> State:
-        points = (state.x, *first_values(oracle, state.x))
-        direction = first_products(oracle, points)[0]
-        x = state.x - self.step_size * direction
+        K, h = oracle.levels, Levels(below=state.x)
+        for k in range(1, K):
+            h[k] = oracle.value(k, h[k - 1])
+        v = oracle.pull(K, h[K - 1])
+        for k in range(K - 1, 0, -1):
+            v = oracle.pull(k, h[k - 1], v)
+        x = state.x - self.step_size * v
         last = oracle.clock.local_step == self.local_steps - 1
         return state._replace(x=where(last, x, oracle.prox(x, self.step_size)))
 
-    def server_step(self, problem: Any, start: State, merged: State, cohort: Cohort) -> State:
+    def server_step(self, problem: Nested, start: State, merged: State, cohort: Cohort) -> State:
         return merged._replace(x=problem.prox(merged.x, self.step_size))
 
-    def solution(self, problem: Any, state: State) -> Vector:
+    def solution(self, problem: Nested, state: State) -> Vector:
         return state.x

@@ -1,16 +1,17 @@
-"""FedNest for compositions: y follows the mean of the inner level; and the same with both means of the gradient."""
+"""FedNest for compositions: y tracks the mean of the inner level; and the same with both means of the gradient."""
 
 from typing import Any, NamedTuple
 
-from fedstrata.algorithm import Cohort, Phase, real
-from fedstrata.algorithms.nested.base import NestedMethod
-from fedstrata.placement import Averaged, Broadcast, Reported
-from fedstrata.problems.nested import NestedOracle
-from fedstrata.vector import Vector, where
+from fedstrata.algorithms.nested.base import NestedMethod, check_two_levels
+from fedstrata.core.algorithm import Cohort, Phase
+from fedstrata.core.hyperparameters import real, whole
+from fedstrata.core.placement import Averaged, Broadcast, Reported
+from fedstrata.core.vector import Vector, where
+from fedstrata.problems.nested import Nested, NestedOracle
 
 
 class CompositionalFedNest(NestedMethod):
-    r"""FedNest where the lower problem is to follow a mean, $g_i = \frac12 |y - r_i(x)|^2$; for K = 2.
+    r"""FedNest where the lower problem tracks a mean, $g_i = \frac12 |y - r_i(x)|^2$; for K = 2.
 
     With $r_i$ the first and $f_i$ the second level of client i, FedInn T times and then FedOut:
 
@@ -19,16 +20,25 @@ class CompositionalFedNest(NestedMethod):
     $$ h = \sum_i p_i \, \nabla r_i(x; \xi')^\top \nabla f_i(y; \zeta), \qquad
        x_i \gets x_i - \alpha h \quad (\tau \text{ times from } x), \qquad x \gets \sum_i p_i x_i $$
 
-    step_size: α. value_momentum: b, the weight of the new mean; 1 forgets the past. local_steps: τ. inner_rounds: T.
+    The Hessian of g is I, so no series is needed. The correction of the local steps cancels their client-specific part:
+    every client takes the same τ steps, which amount to $1 - (1-b)^\tau$ of the way to the mean in y and to one step τα
+    in x. Here the server takes them, which gives the same numbers and T + 1 exchanges where the published form has
+    2T + 2. In the first round y is the mean itself. With a regulariser the step τα is a proximal one, which is not in
+    the paper. The rules are from memory of the paper.
 
-    Converges to a stationary point of $\sum_i p_i f_i(\sum_j p_j r_j(x))$ with all data where all clients have the same
-    $f_i$ (a last level without data, say) or the same $\nabla r_i$; it is then gradient descent for b = 1. Where both
-    differ it does not: h is a mean of products, the gradient the product of the means, and no step size helps;
-    `LevelwiseFedNest` has the latter. The Hessian of g is I, so no series is needed, and what corrects the local steps
-    cancels what is the client's own in them: every client takes the same τ steps, and they are worth
-    $1 - (1-b)^\tau$ of the way to the mean in y and one step τα in x. Here the server takes them, which gives the same
-    numbers and T + 1 exchanges where the printed form has 2T + 2. In the first round y is the mean itself. With a
-    regulariser the step τα is a proximal one; that is ours. The rules are from memory of the paper.
+    Args:
+        step_size: α.
+        value_momentum: b, the weight of the new mean; 1 forgets the past.
+        local_steps: τ.
+        inner_rounds: T.
+
+    Converges to:
+        - a stationary point of $\sum_i p_i f_i(\sum_j p_j r_j(x))$ with all data where all clients have the same $f_i$
+          (a last level without data, say) or the same $\nabla r_i$; it is then gradient descent for b = 1.
+
+    Does not:
+        - converge to it where both differ, at any step size: h is a mean of products, and the gradient is the product
+          of the means, which `LevelwiseFedNest` uses.
 
     >>> CompositionalFedNest(step_size=0.1, value_momentum=0.5, local_steps=4).inner_rounds
     1
@@ -38,8 +48,8 @@ class CompositionalFedNest(NestedMethod):
 
     step_size: float = real(above=0)
     value_momentum: float = real(1.0, above=0, at_most=1)
-    local_steps: int = 1
-    inner_rounds: int = 1
+    local_steps: int = whole(1, at_least=1)
+    inner_rounds: int = whole(1, at_least=1)
 
     class State(NamedTuple):
         x: Broadcast[Vector]
@@ -47,25 +57,17 @@ class CompositionalFedNest(NestedMethod):
         r: Reported[Vector]
         h: Reported[Vector]
 
-    def __check_init__(self) -> None:
-        if isinstance(self.inner_rounds, bool) or not isinstance(self.inner_rounds, int) or self.inner_rounds < 1:
-            raise ValueError(f"{type(self).__name__}: inner_rounds={self.inner_rounds!r} must be a whole number >= 1")
-
-    def check(self, problem: Any) -> None:
-        if len(problem.levels) != 2:
-            raise ValueError(
-                f"{type(self).__name__} is made for two levels, and this problem has {len(problem.levels)}; use "
-                "TrackedSCGD, which takes any number"
-            )
+    def check(self, problem: Nested) -> None:
+        check_two_levels(self, problem, "TrackedSCGD")
         super().check(problem)
         if isinstance(self.step_size, float | int):
             problem.regularizer.check_step(self.step_size * self.local_steps)
 
-    def init_server(self, problem: Any, x0: Vector) -> Any:
+    def init_server(self, problem: Nested, x0: Vector) -> State:
         y = problem.zeros(1)
         return self.State(x=x0, y=y, r=y, h=x0.zeros())
 
-    def phases(self, problem: Any) -> list[Phase]:
+    def phases(self, problem: Nested) -> list[Phase]:
         looks = {k: (f"level{k}",) if problem.samples_at(k - 1) else () for k in (1, 2)}
         inner = lambda **what: Phase(
             self.value, sends=("r",), server_step=self.inner_steps, streams=looks[1], fresh=True, **what
@@ -77,21 +79,21 @@ class CompositionalFedNest(NestedMethod):
         given = {"sends": ("h",), "receives": ("y",), "server_step": self.outer_steps}
         return [Phase(self.product, streams=(*looks[1], *looks[2]), fresh=True, **given)]
 
-    def value(self, oracle: NestedOracle, start: Any, state: Any) -> Any:
+    def value(self, oracle: NestedOracle, start: State, state: State) -> State:
         return state._replace(r=oracle.value(1, state.x))
 
-    def inner_steps(self, problem: Any, start: Any, merged: Any, cohort: Cohort) -> Any:
+    def inner_steps(self, problem: Nested, start: State, merged: State, cohort: Cohort) -> State:
         weight = where(cohort.clock.round == 0, 1.0, 1 - (1 - self.value_momentum) ** self.local_steps)
         return merged._replace(y=start.y + weight * (merged.r - start.y))
 
-    def product(self, oracle: NestedOracle, start: Any, state: Any) -> Any:
+    def product(self, oracle: NestedOracle, start: Any, state: Any) -> Any:  # of this State or of a variant's
         return state._replace(h=oracle.pull(1, state.x, oracle.pull(2, state.y)))
 
-    def outer_steps(self, problem: Any, start: Any, merged: Any, cohort: Cohort) -> Any:
+    def outer_steps(self, problem: Nested, start: State, merged: State, cohort: Cohort) -> State:
         step = self.local_steps * self.step_size
         return merged._replace(x=problem.prox(start.x - step * merged.h, step))
 
-    def solution(self, problem: Any, state: Any) -> Vector:
+    def solution(self, problem: Nested, state: State) -> Vector:
         return state.x
 
 
@@ -102,13 +104,22 @@ class LevelwiseFedNest(CompositionalFedNest):
 
     with y and the steps of `CompositionalFedNest`.
 
-    step_size, value_momentum, local_steps, inner_rounds: as in `CompositionalFedNest`.
+    It is what `FedNest` for bilevel problems becomes with $g_i = \frac12 |y - r_i(x)|^2$ (N = 1, η = 1): there p is
+    averaged before it meets $\nabla r_i$. A round has T + 2 exchanges.
 
-    Converges to a stationary point of $\sum_i p_i f_i(\sum_j p_j r_j(x))$ with constant steps and all data, however
-    different the clients are; with b = 1 it is gradient descent on it with the step τα. It is what `FedNest` for
-    bilevel problems comes to with $g_i = \frac12 |y - r_i(x)|^2$ (N = 1, η = 1): there p is a mean of its own before
-    it meets $\nabla r_i$. On samples y and J are drawn independently, so that the direction is unbiased given y; y
-    itself lags behind r(x) for b < 1 and is noisy for b = 1. T + 2 exchanges a round.
+    Args:
+        step_size: α.
+        value_momentum: b, the weight of the new mean; 1 forgets the past.
+        local_steps: τ.
+        inner_rounds: T.
+
+    Converges to:
+        - a stationary point of $\sum_i p_i f_i(\sum_j p_j r_j(x))$ with constant steps and all data, however different
+          the clients are; with b = 1 it is gradient descent on it with the step τα.
+
+    Does not:
+        - converge to it exactly on samples: y and J are drawn independently, so that the direction is unbiased given y,
+          but y lags behind r(x) for b < 1 and is noisy for b = 1.
 
     >>> LevelwiseFedNest(step_size=0.1, local_steps=4).value_momentum
     1.0
@@ -116,14 +127,14 @@ class LevelwiseFedNest(CompositionalFedNest):
     Reference: tarzanagh2022, whose bilevel rule is applied to a composition.
     """
 
-    class State(NamedTuple):  # pyright: ignore[reportIncompatibleVariableOverride]
+    class State(NamedTuple):
         x: Broadcast[Vector]
         y: Broadcast[Vector]
         r: Reported[Vector]
         p: Averaged[Vector]
         h: Reported[Vector]
 
-    def init_server(self, problem: Any, x0: Vector) -> State:
+    def init_server(self, problem: Nested, x0: Vector) -> State:
         y = problem.zeros(1)
         return self.State(x=x0, y=y, r=y, p=y, h=x0.zeros())
 

@@ -1,21 +1,22 @@
 """SCSC: recursive estimates of every level's value, and the Jacobians of the current sample."""
 
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
-from fedstrata.algorithm import real
 from fedstrata.algorithms.nested.base import (
     NestedMethod,
     Vectors,
     chained,
+    first_sample,
     first_values,
     jacobians,
-    next_value,
     zero_jacobians,
     zero_values,
 )
-from fedstrata.placement import Averaged
-from fedstrata.problems.nested import NestedOracle
-from fedstrata.vector import Vector
+from fedstrata.core.hyperparameters import real, whole
+from fedstrata.core.levels import Levels
+from fedstrata.core.placement import Averaged
+from fedstrata.core.vector import Vector
+from fedstrata.problems.nested import Nested, NestedOracle
 
 
 class SCSC(NestedMethod):
@@ -25,21 +26,30 @@ class SCSC(NestedMethod):
        h_k \gets (1-b) \big( h_k + F_{i,k}(h_{k-1}; \xi_k) - F_{i,k}(h_{k-1}^{old}; \xi_k) \big)
        + b \, F_{i,k}(h_{k-1}; \xi_k), \qquad J_k \gets J_{i,k}(h_{k-1}; \xi_k) $$
 
-    with $h_0 = x$ and $J_K$ a gradient. After p such steps x, all h and the J of the last step are averaged, so that
-    the first step of the next round goes along the product of mean Jacobians and the others along a client's own.
+    with $h_0 = x$ and $J_K$ a gradient. After p such steps x, all h and the J of the last step are averaged. The first
+    step of the next round therefore follows the product of mean Jacobians, and the others that of the client's
+    Jacobians. Whole Jacobians are sent: d_0 + Σ_{k<K} d_k + Σ_k d_k d_{k−1} numbers each way.
 
-    step_size: η. momentum: b, the weight of the new sample in h; 1 forgets the past. local_steps: p. init_batch_size:
-    examples for the first estimates (None: those of a step).
+    The rule is from memory of the original; gao2024 only states that x, h and J are averaged every p steps. With a
+    regulariser the step in x is a proximal one, which is not in the papers.
 
-    Converges to a stationary point where clients are alike and steps look at all data; on samples the direction has no
-    memory, so it needs a small η. Where clients differ it does not in general: with p > 1 most steps multiply a
-    client's Jacobians with each other, and with K > 2 the averages of h bring the error of `FedDRSCGD`; neither shrinks
-    with b. With K = 2 and p = 1 the error is in proportion to b (all data). The rule of h is that of SMVR, written
-    otherwise: with b = 1, or with one client whose samples change nothing but offsets of affine inner levels, the two
-    are the same method. With one client and all data it is gradient descent for any b, and with K = 1 SGD. Sends whole
-    Jacobians: d_0 + Σ_{k<K} d_k + Σ_k d_k d_{k−1} numbers each way. The rule is from memory of the original; that x, h
-    and J are averaged every p steps is all that gao2024 says of its federated form. With a regulariser the step in x is
-    a proximal one; that is ours.
+    Args:
+        step_size: η.
+        momentum: b, the weight of the new sample in h; 1 forgets the past.
+        local_steps: p.
+        init_batch_size: examples for the first estimates (None: those of a step).
+
+    Converges to:
+        - a stationary point where clients are alike and steps look at all data; on samples the direction has no memory,
+          so η must be small;
+        - with K = 2 and p = 1 a point off by an error in proportion to b where clients differ (all data);
+        - with one client and all data it is gradient descent for any b, and with K = 1 SGD. The rule of h equals that
+          of SMVR: with b = 1, or with one client whose samples change nothing but offsets of affine inner levels, the
+          two are the same method.
+
+    Does not:
+        - converge to it in general where clients differ: with p > 1 most steps multiply a client's Jacobians with each
+          other, and with K > 2 the averages of h bring the error of `FedDRSCGD`; neither shrinks with b.
 
     >>> SCSC(step_size=0.01, momentum=0.05, local_steps=4).momentum
     0.05
@@ -49,8 +59,8 @@ class SCSC(NestedMethod):
 
     step_size: float = real(above=0)
     momentum: float = real(above=0, at_most=1)
-    local_steps: int = 1
-    init_batch_size: int | None = None
+    local_steps: int = whole(1, at_least=1)
+    init_batch_size: int | None = whole(None, at_least=1)
 
     stores_jacobians: ClassVar[bool] = True
 
@@ -59,20 +69,21 @@ class SCSC(NestedMethod):
         h: Averaged[Vectors]  # estimates of levels 1 … K−1
         J: Averaged[Vectors]  # of the last step, for levels 1 … K; the last is a gradient
 
-    def init_server(self, problem: Any, x0: Vector) -> State:
+    def init_server(self, problem: Nested, x0: Vector) -> State:
         return self.State(x=x0, h=zero_values(problem), J=zero_jacobians(problem))
 
     def init_client(self, oracle: NestedOracle, view: State) -> State:
-        sample = oracle if self.init_batch_size is None else oracle.fresh(0, self.init_batch_size)
+        sample = first_sample(oracle, self.init_batch_size)
         h = first_values(sample, view.x)
-        return view._replace(h=h, J=jacobians(sample, (view.x, *h)))
+        return view._replace(h=h, J=jacobians(sample, view.x, h))
 
     def local_step(self, oracle: NestedOracle, start: State, state: State) -> State:
+        b, F = self.momentum, oracle.value
         x = oracle.prox(state.x - self.step_size * chained(state.J), self.step_size)
-        before, now = (state.x, *state.h), [x]
-        for k in range(1, oracle.levels):
-            now.append(next_value(oracle, k, self.momentum, state.h[k - 1], before[k - 1], now[-1]))
-        return state._replace(x=x, h=tuple(now[1:]), J=jacobians(oracle, now))
+        h_old, h = Levels(state.h, below=state.x), Levels(state.h, below=x)
+        for k in range(1, oracle.levels):  # the rule above, with the two terms in F(k, h[k - 1]) added up
+            h[k] = (1 - b) * (h[k] - F(k, h_old[k - 1])) + F(k, h[k - 1])
+        return state._replace(x=x, h=tuple(h), J=jacobians(oracle, x, tuple(h)))
 
-    def solution(self, problem: Any, state: State) -> Vector:
+    def solution(self, problem: Nested, state: State) -> Vector:
         return state.x

@@ -1,21 +1,23 @@
 """SMVR: recursive estimates of every level's value and of its whole Jacobian."""
 
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
-from fedstrata.algorithm import real
 from fedstrata.algorithms.nested.base import (
     NestedMethod,
     Vectors,
     chained,
+    first_sample,
     first_values,
+    jacobian,
     jacobians,
-    next_value,
     zero_jacobians,
     zero_values,
 )
-from fedstrata.placement import Averaged
-from fedstrata.problems.nested import NestedOracle
-from fedstrata.vector import Vector
+from fedstrata.core.hyperparameters import real, whole
+from fedstrata.core.levels import Levels
+from fedstrata.core.placement import Averaged
+from fedstrata.core.vector import Vector
+from fedstrata.problems.nested import Nested, NestedOracle
 
 
 class SMVR(NestedMethod):
@@ -25,22 +27,30 @@ class SMVR(NestedMethod):
        h_k \gets (1-b) \big( h_k - F_{i,k}(h_{k-1}^{old}; \xi_k) \big) + F_{i,k}(h_{k-1}; \xi_k) $$
     $$ V_k \gets \Pi_L \big[ (1-b) \big( V_k - J_{i,k}(h_{k-1}^{old}; \xi_k) \big) + J_{i,k}(h_{k-1}; \xi_k) \big] $$
 
-    with $h_0 = x$ and $V_K$ a gradient; after p such steps x, all h and all V are averaged.
+    with $h_0 = x$ and $V_K$ a gradient. After p such steps x, all h and all V are averaged. Whole Jacobians are kept
+    and sent: d_0 + Σ_{k<K} d_k + Σ_k d_k d_{k−1} numbers each way.
 
-    step_size: η. momentum: b, the weight of the new sample; 1 forgets the past. local_steps: p. radius: L of the ball
-    (Frobenius norm) onto which every V_k is projected; None, the default, projects nothing. init_batch_size: examples
-    for the first estimates (None: those of a step).
+    The rule is from memory of the original; gao2024 only states that x, h and V are averaged every p steps. With a
+    regulariser the step in x is a proximal one, which is not in the papers.
 
-    Converges to a stationary point where clients are alike (near one where steps look at samples: every factor of the
-    direction is an average over time). Where they differ it does not, whatever b: an average replaces h between two
-    evaluations that should cancel, as in `FedDRSCGD`, and each such error, of order b, is forgotten at rate b. With two
-    levels, all data and one local step the tracked outer gradient settles at
-    $\nabla \bar F_2 + \sum_i p_i \nabla^2 F_{i,2} (F_{i,1} - \bar F_1)$ (exactly for quadratics, else to first order),
-    which is right only when all clients have the same curvature. With one client and all data it is gradient descent
-    for any b, with b = 1 it is SCSC, and with K = 1 STORM. Keeps and sends whole Jacobians:
-    d_0 + Σ_{k<K} d_k + Σ_k d_k d_{k−1} numbers each way. The rule is from memory of the original; that x, h and V are
-    averaged every p steps is all that gao2024 says of its federated form. With a regulariser the step in x is a
-    proximal one; that is ours.
+    Args:
+        step_size: η.
+        momentum: b, the weight of the new sample; 1 forgets the past.
+        local_steps: p.
+        radius: L, of the ball (Frobenius norm) onto which every V_k is projected (None: no projection).
+        init_batch_size: examples for the first estimates (None: those of a step).
+
+    Converges to:
+        - a stationary point where clients are alike (near one where steps look at samples: every factor of the
+          direction is an average over time);
+        - with one client and all data it is gradient descent for any b, with b = 1 it is SCSC, and with K = 1 STORM.
+
+    Does not:
+        - converge to it where clients differ, whatever b: an average replaces h between two evaluations that should
+          cancel, as in `FedDRSCGD`, and each such error, of order b, is forgotten at rate b. With two levels, all data
+          and one local step the tracked outer gradient settles at
+          $\nabla \bar F_2 + \sum_i p_i \nabla^2 F_{i,2} (F_{i,1} - \bar F_1)$ (exactly for quadratics, else to first
+          order), which is right only when all clients have the same curvature.
 
     >>> SMVR(step_size=0.01, momentum=0.05, local_steps=4).radius is None
     True
@@ -50,9 +60,9 @@ class SMVR(NestedMethod):
 
     step_size: float = real(above=0)
     momentum: float = real(above=0, at_most=1)
-    local_steps: int = 1
+    local_steps: int = whole(1, at_least=1)
     radius: float | None = real(None, above=0)
-    init_batch_size: int | None = None
+    init_batch_size: int | None = whole(None, at_least=1)
 
     stores_jacobians: ClassVar[bool] = True
 
@@ -61,25 +71,27 @@ class SMVR(NestedMethod):
         h: Averaged[Vectors]  # estimates of levels 1 … K−1
         V: Averaged[Vectors]  # Jacobians of levels 1 … K, the last a gradient
 
-    def init_server(self, problem: Any, x0: Vector) -> State:
+    def init_server(self, problem: Nested, x0: Vector) -> State:
         return self.State(x=x0, h=zero_values(problem), V=zero_jacobians(problem))
 
     def init_client(self, oracle: NestedOracle, view: State) -> State:
-        sample = oracle if self.init_batch_size is None else oracle.fresh(0, self.init_batch_size)
+        sample = first_sample(oracle, self.init_batch_size)
         h = first_values(sample, view.x)
-        return view._replace(h=h, V=jacobians(sample, (view.x, *h)))
+        return view._replace(h=h, V=jacobians(sample, view.x, h))
 
     def local_step(self, oracle: NestedOracle, start: State, state: State) -> State:
+        K, b, F = oracle.levels, self.momentum, oracle.value
+        J = lambda k, y: jacobian(oracle, k, y)
         x = oracle.prox(state.x - self.step_size * chained(state.V), self.step_size)
-        before, now = (state.x, *state.h), [x]
-        for k in range(1, oracle.levels):
-            now.append(next_value(oracle, k, self.momentum, state.h[k - 1], before[k - 1], now[-1]))
-        changes = zip(state.V, jacobians(oracle, before), jacobians(oracle, now), strict=True)
-        V = tuple(self.project((1 - self.momentum) * (V_k - old) + new) for V_k, old, new in changes)
-        return state._replace(x=x, h=tuple(now[1:]), V=V)
+        h_old, h, V = Levels(state.h, below=state.x), Levels(state.h, below=x), Levels(state.V)
+        for k in range(1, K):
+            h[k] = (1 - b) * (h[k] - F(k, h_old[k - 1])) + F(k, h[k - 1])
+        for k in range(1, K + 1):
+            V[k] = self.project((1 - b) * (V[k] - J(k, h_old[k - 1])) + J(k, h[k - 1]))
+        return state._replace(x=x, h=tuple(h), V=tuple(V))
 
     def project(self, V_k: Vector) -> Vector:
         return V_k if self.radius is None else V_k.clip_to_ball(self.radius)
 
-    def solution(self, problem: Any, state: State) -> Vector:
+    def solution(self, problem: Nested, state: State) -> Vector:
         return state.x

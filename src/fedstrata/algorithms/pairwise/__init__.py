@@ -1,10 +1,5 @@
-"""Methods for pairwise problems: AUC, partial AUC, average precision."""
+"""AUC, partial AUC and average precision: `fs.Pairwise` problems."""
 
-from fedstrata.algorithms.pairwise.codasca import CODASCA as CODASCA
-from fedstrata.algorithms.pairwise.codasca import CODAPlus as CODAPlus
-from fedstrata.algorithms.pairwise.fedx1 import FedX1 as FedX1
-from fedstrata.algorithms.pairwise.fedx2 import FedX2 as FedX2
-from fedstrata.algorithms.pairwise.local_pair import SOX as SOX
-from fedstrata.algorithms.pairwise.local_pair import LocalPair as LocalPair
-from fedstrata.algorithms.pairwise.local_pair import PairSGD as PairSGD
-from fedstrata.algorithms.pairwise.tracked_x import TrackedX as TrackedX
+from fedstrata.algorithms import public_classes
+
+__getattr__ = public_classes(__name__)

@@ -1,25 +1,32 @@
-"""What methods with a proximal operator have in common: the steps at which they take it are checked."""
+"""What methods with a proximal operator share: the steps at which they take it are checked."""
 
 import math
-from typing import Any
+from typing import ClassVar
 
-from fedstrata.algorithm import Algorithm, reals
+from fedstrata.core.algorithm import Algorithm
+from fedstrata.core.hyperparameters import reals
+from fedstrata.problems.base import CompositeOracle
+from fedstrata.problems.composite import CompositeProblem
+
+Composite = CompositeOracle | CompositeProblem  # a client's view of f + φ and the server's: both have the prox of φ
 
 
 class ProximalMethod(Algorithm):
-    """A method that takes proximal steps of φ. Subclasses say at which steps, so that bad ones are refused early."""
+    """A method that takes proximal steps of φ. Subclasses declare how long these get, so that bad ones are refused."""
 
-    def prox_steps(self) -> dict[str, Any]:
+    oracle: ClassVar[type] = CompositeOracle
+
+    def prox_steps(self) -> dict[str, float]:
         """The largest steps at which the prox is taken, by what they are made of; infinite where they keep growing."""
         raise TypeError(f"{type(self).__name__} must define prox_steps() -> dict[str, float]")
 
-    def check(self, problem: Any) -> None:
+    def check(self, problem: CompositeProblem) -> None:
         if any(callable(getattr(self, name)) for name in reals(self)):
             return  # a schedule's steps are known only in the run, where a step out of range gives NaN and stops it
         for name, step in self.prox_steps().items():
             self.check_step(problem, name, step)
 
-    def check_step(self, problem: Any, name: str, step: float) -> None:
+    def check_step(self, problem: CompositeProblem, name: str, step: float) -> None:
         who, phi = type(self).__name__, problem.regularizer
         if math.isfinite(step):
             try:

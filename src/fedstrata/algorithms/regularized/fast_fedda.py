@@ -1,12 +1,14 @@
 """Fast-FedDA: dual averaging for strongly convex f, with a growing pull towards all iterates so far."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from fedstrata.algorithm import Cohort, real
-from fedstrata.algorithms.regularized.base import ProximalMethod
-from fedstrata.placement import Averaged, Local, Server
+from fedstrata.algorithms.regularized.base import Composite, ProximalMethod
+from fedstrata.core.algorithm import Cohort
+from fedstrata.core.hyperparameters import real, whole
+from fedstrata.core.placement import Averaged, Local, Server
+from fedstrata.core.vector import Scalar, Vector
 from fedstrata.problems.base import CompositeOracle
-from fedstrata.vector import Vector
+from fedstrata.problems.composite import CompositeProblem
 
 
 class FastFedDA(ProximalMethod):
@@ -19,15 +21,19 @@ class FastFedDA(ProximalMethod):
     $$ g \gets g + \nabla f_i(w_t; \xi_i), \qquad X \gets X + w_t \qquad (Q \text{ steps, then } g \text{ and } X
        \text{ are averaged}) $$
 
-    strong_convexity: μ of f, which the user must know (a smaller value is safe and slower). beta: β (γ in the paper),
-    the weight of the start; the first step has length about 1/β. local_steps: Q.
+    Args:
+        strong_convexity: μ of f, which must be given; a smaller value is safe and slower.
+        beta: β (γ in the paper), the weight of the start; the first step has length about 1/β.
+        local_steps: Q, the steps of a client in a round.
 
-    Converges to the optimum of f + φ for strongly convex f, slowly: its steps fall like 1/t, and so does the distance
-    (drift included, since the steps that cause it vanish). φ must be convex (or ρ < μ/2). Any cohort will do: a client
-    that was away takes the averages as they are. Two vectors go up and two down, and every client keeps x_0. The rule
-    comes from a public script by the paper's group, which calls it "our proposal" with uniform weights, not from the
-    paper's listing; that script also adds each round's last local point, at which no gradient is taken, to X. We do
-    not.
+    - *Converges to* the optimum of f + φ for strongly convex f, slowly: its steps fall like 1/t, and so does the
+      distance (drift included, since the steps that cause it vanish).
+    - *Does not* take any nonconvex φ: φ must be convex, or ρ < μ/2.
+    - Any cohort is allowed: a client that was absent takes the averages as they are.
+    - Two vectors go up and two down, and every client keeps x_0.
+    - The rule comes from a public script by the paper's group, which calls it "our proposal" with uniform weights, not
+      from the paper's listing. That script also adds each round's last local point, at which no gradient is taken, to
+      X. Here it is left out.
 
     >>> FastFedDA(strong_convexity=0.1, beta=10.0, local_steps=10).local_steps
     10
@@ -37,22 +43,22 @@ class FastFedDA(ProximalMethod):
 
     strong_convexity: float = real(above=0)
     beta: float = real(1.0, above=0)
-    local_steps: int = 1
+    local_steps: int = whole(1, at_least=1)
 
     class State(NamedTuple):
         g: Averaged[Vector]  # the sum of all gradients
         X: Averaged[Vector]  # the sum of all points at which they were taken
         x0: Local[Vector]
         start: Server[Vector]  # x0 again, for the server
-        t: Server[Any]  # steps so far
+        t: Server[Scalar]  # steps so far
 
-    def prox_steps(self) -> dict[str, Any]:
+    def prox_steps(self) -> dict[str, float]:
         return {"the prox weight up to 2 / strong_convexity": 2 / self.strong_convexity}
 
-    def init_server(self, problem: Any, x0: Vector) -> State:
+    def init_server(self, problem: CompositeProblem, x0: Vector) -> State:
         return self.State(g=x0.zeros(), X=x0.zeros(), x0=x0, start=x0, t=0.0)
 
-    def point(self, problem: Any, g: Vector, X: Vector, x0: Vector, t: Any) -> Vector:
+    def point(self, problem: Composite, g: Vector, X: Vector, x0: Vector, t: Scalar) -> Vector:
         b = self.strong_convexity * t / 2 + self.beta
         return problem.prox((self.strong_convexity / 2 * X + self.beta * x0 - g) / b, t / b)
 
@@ -61,8 +67,8 @@ class FastFedDA(ProximalMethod):
         w = self.point(oracle, state.g, state.X, state.x0, t)
         return state._replace(g=state.g + oracle.grad(w), X=state.X + w)
 
-    def server_step(self, problem: Any, start: State, merged: State, cohort: Cohort) -> State:
+    def server_step(self, problem: CompositeProblem, start: State, merged: State, cohort: Cohort) -> State:
         return merged._replace(t=start.t + self.local_steps)
 
-    def solution(self, problem: Any, state: State) -> Vector:
+    def solution(self, problem: CompositeProblem, state: State) -> Vector:
         return self.point(problem, state.g, state.X, state.start, state.t)

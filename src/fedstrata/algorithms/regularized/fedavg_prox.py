@@ -1,12 +1,14 @@
 """FedAvg with a prox put in: what people do first, once at the clients and once at the server."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from fedstrata.algorithm import Cohort, real
 from fedstrata.algorithms.regularized.base import ProximalMethod
-from fedstrata.placement import Averaged
+from fedstrata.core.algorithm import Cohort
+from fedstrata.core.hyperparameters import real, whole
+from fedstrata.core.placement import Averaged
+from fedstrata.core.vector import Vector
 from fedstrata.problems.base import CompositeOracle
-from fedstrata.vector import Vector
+from fedstrata.problems.composite import CompositeProblem
 
 
 class FedAvgLocalProx(ProximalMethod):
@@ -15,11 +17,14 @@ class FedAvgLocalProx(ProximalMethod):
     $$ x_i \gets \mathrm{prox}_{\eta\varphi}\big(x_i - \eta \nabla f_i(x_i; \xi_i)\big) \quad (Q \text{ times from } x),
        \qquad x \gets \sum_i p_i x_i $$
 
-    step_size: η. local_steps: Q.
+    Args:
+        step_size: η, the step of the clients.
+        local_steps: Q, the steps of a client in a round.
 
-    Converges to the optimum when clients are alike or when η falls to zero. Does not when clients differ and η is
-    constant: the limit is off by O(ηQ), and with Q = 1 too, because the mean of proximal steps is not the proximal
-    step of the mean. Its average is not sparse: a coordinate is zero only where it is zero at every client.
+    - *Converges to* the optimum when clients are alike or when η falls to zero.
+    - *Does not* when clients differ and η is constant. The limit is off by O(ηQ), with Q = 1 too, because the mean of
+      proximal steps is not the proximal step of the mean.
+    - *Does not* give a sparse average: a coordinate is zero only where it is zero at every client.
 
     >>> FedAvgLocalProx(step_size=0.1, local_steps=10)
     FedAvgLocalProx(step_size=0.1, local_steps=10)
@@ -28,21 +33,21 @@ class FedAvgLocalProx(ProximalMethod):
     """
 
     step_size: float = real(above=0)
-    local_steps: int = 1
+    local_steps: int = whole(1, at_least=1)
 
     class State(NamedTuple):
         x: Averaged[Vector]
 
-    def prox_steps(self) -> dict[str, Any]:
+    def prox_steps(self) -> dict[str, float]:
         return {"step_size": self.step_size}
 
-    def init_server(self, problem: Any, x0: Vector) -> State:
+    def init_server(self, problem: CompositeProblem, x0: Vector) -> State:
         return self.State(x=problem.prox(x0, self.step_size))
 
     def local_step(self, oracle: CompositeOracle, start: State, state: State) -> State:
         return self.State(x=oracle.prox(state.x - self.step_size * oracle.grad(state.x), self.step_size))
 
-    def solution(self, problem: Any, state: State) -> Vector:
+    def solution(self, problem: CompositeProblem, state: State) -> Vector:
         return state.x
 
 
@@ -52,11 +57,14 @@ class FedAvgServerProx(FedAvgLocalProx):
     $$ x_i \gets x_i - \eta \nabla f_i(x_i; \xi_i) \quad (Q \text{ times from } x), \qquad
        x \gets \mathrm{prox}_{\eta Q \varphi}\Big( \sum_i p_i x_i \Big) $$
 
-    step_size: η. local_steps: Q.
+    Args:
+        step_size: η, the step of the clients.
+        local_steps: Q, the steps of a client in a round.
 
-    Converges to the optimum when Q = 1 (then it is the proximal gradient method) or when η falls to zero. Does not
-    when Q > 1 and η is constant: the limit is off by O(ηQ), even for clients that are alike, since they walk away from
-    an optimum where the regulariser, and not the gradient alone, holds the balance. Its iterates are sparse.
+    - *Converges to* the optimum when Q = 1 (then it is the proximal gradient method) or when η falls to zero.
+    - *Does not* when Q > 1 and η is constant. The limit is off by O(ηQ), even for clients that are alike: they walk
+      away from an optimum where the regulariser, and not the gradient alone, holds the balance.
+    - Its iterates are sparse.
 
     >>> FedAvgServerProx(step_size=0.1, local_steps=10)
     FedAvgServerProx(step_size=0.1, local_steps=10)
@@ -64,10 +72,10 @@ class FedAvgServerProx(FedAvgLocalProx):
     Reference: yuan2021, Section 1 (a variant).
     """
 
-    def prox_steps(self) -> dict[str, Any]:
+    def prox_steps(self) -> dict[str, float]:
         return {"step_size * local_steps": self.step_size * self.local_steps}
 
-    def init_server(self, problem: Any, x0: Vector) -> FedAvgLocalProx.State:
+    def init_server(self, problem: CompositeProblem, x0: Vector) -> FedAvgLocalProx.State:
         return self.State(x=problem.prox(x0, self.step_size * self.local_steps))
 
     def local_step(
@@ -76,6 +84,6 @@ class FedAvgServerProx(FedAvgLocalProx):
         return self.State(x=state.x - self.step_size * oracle.grad(state.x))
 
     def server_step(
-        self, problem: Any, start: FedAvgLocalProx.State, merged: FedAvgLocalProx.State, cohort: Cohort
+        self, problem: CompositeProblem, start: FedAvgLocalProx.State, merged: FedAvgLocalProx.State, cohort: Cohort
     ) -> FedAvgLocalProx.State:
         return self.State(x=problem.prox(merged.x, self.step_size * self.local_steps))

@@ -12,13 +12,18 @@ class FedCanon(Zhang2024):
     $$ x \gets \mathrm{prox}_{\hat\eta\varphi}(x - \hat\eta \bar y), \qquad c_i \gets c_i + \bar y - y_i, \qquad
        \hat\eta = \eta_a \eta_s Q $$
 
-    step_size: η_a. local_steps: Q. server_step_size: η_s.
+    Args:
+        step_size: η_a, the step of the clients; constant within a round (schedule it `fs.per_round`).
+        local_steps: Q, the steps of a client in a round; every client takes all of them.
+        server_step_size: η_s, the step of the server.
 
-    Converges near the optimum of f + φ, but off by O(η_a Q) with constant steps: there the gradient is not zero (the
-    regulariser balances it), so clients without a prox walk away from the optimum while they work. This is a
-    reconstruction from the paper's abstract (control variables, one prox at the server, none at the clients), not its
-    listing, which was not at hand; take its results with that caution. As it stands it is Zhang2024 without the local
-    prox, and step for step SCAFFOLD with a server prox at half of its message. Partial participation as in Zhang2024.
+    - *Converges to* a point near the optimum of f + φ.
+    - *Does not* reach it with constant steps: the limit is off by O(η_a Q). At the optimum the gradient is not zero
+      (the regulariser balances it), so clients without a prox walk away from it while they work.
+    - This is a reconstruction from the paper's abstract (control variables, one prox at the server, none at the
+      clients), not its listing, which was not at hand; take its results with that caution.
+    - It is Zhang2024 without the local prox, and step for step SCAFFOLD with a server prox at half of its message.
+      Partial participation as in Zhang2024.
 
     >>> FedCanon(step_size=0.1, local_steps=10).server_step_size
     1.0

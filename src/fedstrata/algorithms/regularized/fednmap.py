@@ -1,14 +1,16 @@
 """FedNMap: corrected local steps on the normal map, which reach the optimum of a composite problem."""
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from fedstrata.algorithm import Cohort, real
-from fedstrata.algorithms.regularized.base import ProximalMethod
-from fedstrata.directions import Direction
-from fedstrata.placement import Broadcast, Local, Reported
+from fedstrata.algorithms.regularized.base import Composite, ProximalMethod
+from fedstrata.base.directions import Direction
+from fedstrata.core.algorithm import Cohort
+from fedstrata.core.hyperparameters import real, whole
+from fedstrata.core.placement import Broadcast, Local, Reported
+from fedstrata.core.vector import Scalar, Vector
 from fedstrata.problems.base import CompositeOracle
-from fedstrata.vector import Vector
+from fedstrata.problems.composite import CompositeProblem
 
 
 class FedNMap(ProximalMethod):
@@ -20,17 +22,23 @@ class FedNMap(ProximalMethod):
     $$ y_i = \frac{z - z_i}{\eta_a Q}, \qquad z \gets z - \eta_s \eta_a Q \, \bar y, \qquad
        c_i \gets c_i - y_i + \bar y $$
 
-    step_size: η_a. local_steps: Q. gamma: γ, free of the step sizes; γ < 1/ρ, and η_s η_a Q below about 2γ or it
-    does not settle. server_step_size: η_s.
+    Args:
+        step_size: η_a, the step of the clients; constant within a round (schedule it `fs.per_round`).
+        local_steps: Q, the steps of a client in a round; every client takes all of them.
+        gamma: γ of the prox, free of the step sizes; a number below 1/ρ, not a schedule.
+        server_step_size: η_s, the step of the server; η_s η_a Q must stay below about 2γ.
 
-    Converges to a stationary point with constant steps, however different the clients are, for smooth f and weakly
-    convex φ (with full batches exactly; else down to a noise that shrinks with the number of clients and of local
-    steps). With φ = 0 it is SCAFFOLD (option II) step for step, for any γ. Sends one vector up, where SCAFFOLD's
-    classical message has two; down go two, though with full participation one would do, since a client could work
-    out ȳ from two successive z. The paper has full participation only. Here clients keep their last mean gradient h_i
-    and the server the mean h over all clients, which gives the same c_i = h − h_i with full participation, and keeps
-    $\sum_i p_i c_i = 0$ with any cohort and any weights. γ must be a number, not a schedule; within
-    a round the step size must be constant (schedule it `fs.per_round`) and every client must take all Q steps.
+    - *Converges to* a stationary point with constant steps, however different the clients are, for smooth f and weakly
+      convex φ: with full batches exactly, else down to a noise that shrinks with the number of clients and of local
+      steps.
+    - *Does not* settle where η_s η_a Q is above about 2γ.
+    - With φ = 0 it is SCAFFOLD (option II) step for step, for any γ.
+    - One vector goes up; SCAFFOLD's classical message has two. Two go down. With full participation one would do,
+      since a client can compute ȳ from two successive z.
+    - The paper has full participation only. Here a client keeps its last mean gradient h_i and the server the mean h
+      over all clients. Then c_i = h − h_i, which is the paper's c_i with full participation, and $\sum_i p_i c_i = 0$
+      holds with any cohort and any weights.
+    - `fedstrata.algorithms.regularized.theory` has the steps of the paper's theorems.
 
     >>> FedNMap(step_size=0.1, local_steps=10, gamma=4.0).server_step_size
     1.0
@@ -39,17 +47,17 @@ class FedNMap(ProximalMethod):
     """
 
     step_size: float = real(above=0)
-    local_steps: int = 1
+    local_steps: int = whole(1, at_least=1)
     gamma: float = real(1.0, above=0)
     server_step_size: float = real(1.0, above=0)
 
     class State(NamedTuple):
-        z: Broadcast[Vector]
-        h: Broadcast[Vector]  # the mean of h_i over all clients; with it c_i = h − h_i
-        h_i: Local[Vector]  # the client's mean gradient in its last round
-        y: Reported[Vector]  # the direction that the client took; while it works, what stays the same in every step
+        z: Broadcast[Vector]  # at a client that works, z_i
+        h: Broadcast[Vector]  # the mean of h_i over all clients; at a client that works, (z − x)/γ is added to it
+        h_i: Local[Vector]  # the mean gradient of the client's last round; c_i = h − h_i
+        y: Reported[Vector]  # y_i, the direction of the client's round; merged, ȳ
 
-    def check(self, problem: Any) -> None:
+    def check(self, problem: CompositeProblem) -> None:
         if callable(self.gamma):
             raise ValueError("FedNMap: gamma must be a number; it defines the solution prox(z), so it cannot change")
         self.check_step(problem, "gamma", self.gamma)
@@ -59,91 +67,38 @@ class FedNMap(ProximalMethod):
                 "means nothing; use a weakly convex relative (fs.prox.MCP, fs.prox.SCAD)"
             )
 
-    def init_server(self, problem: Any, x0: Vector) -> State:
+    def init_server(self, problem: CompositeProblem, x0: Vector) -> State:
         zero = x0.zeros()
         return self.State(z=x0, h=zero, h_i=zero, y=zero)
 
-    def pull(self, problem: Any, z: Vector) -> Vector:
+    def pull(self, problem: Composite, z: Vector) -> Vector:
         """(z − x)/γ, the regulariser's part of the normal map."""
-        return (z - problem.prox(z, self.gamma)) / self.gamma
+        x = problem.prox(z, self.gamma)
+        return (z - x) / self.gamma
 
-    def local_begin(self, oracle: CompositeOracle, start: State, state: State) -> State:
-        c_i = start.h - start.h_i
-        return state._replace(y=self.pull(oracle, start.z) + c_i)
+    # Lines of the paper's listing.
 
-    def local_step(self, oracle: CompositeOracle, start: State, state: State) -> State:
-        g = oracle.grad(oracle.prox(state.z, self.gamma))
-        return state._replace(z=state.z - self.step_size * (g + state.y))
+    def local_begin(self, oracle: CompositeOracle, start: State, state: State) -> State:  # 7–10: z, c_i, x
+        return state._replace(h=start.h + self.pull(oracle, start.z))
 
-    def local_end(self, oracle: CompositeOracle, start: State, state: State) -> State:
+    def local_step(self, oracle: CompositeOracle, start: State, state: State) -> State:  # 12–14
+        x_i = oracle.prox(state.z, self.gamma)
+        return state._replace(z=state.z - self.step_size * (oracle.grad(x_i) + state.h - start.h_i))
+
+    def local_end(self, oracle: CompositeOracle, start: State, state: State) -> State:  # 16
         y = (start.z - state.z) / (self.step_size * self.local_steps)
-        return state._replace(y=y, h_i=y - state.y)
+        return state._replace(y=y, h_i=y - (state.h - start.h_i))
 
-    def server_step(self, problem: Any, start: State, merged: State, cohort: Cohort) -> State:
+    def server_step(self, problem: CompositeProblem, start: State, merged: State, cohort: Cohort) -> State:  # 19
         step = self.server_step_size * self.step_size * self.local_steps
         h = merged.y - self.pull(problem, start.z)
         return merged._replace(z=start.z - step * merged.y, h=start.h + cohort.share * (h - start.h))
 
-    def solution(self, problem: Any, state: State) -> Vector:
+    def solution(self, problem: CompositeProblem, state: State) -> Vector:
         return problem.prox(state.z, self.gamma)
 
-    def diagnose(self, problem: Any, state: State, x: Vector, gradient: Vector) -> dict[str, Any]:
+    def diagnose(self, problem: CompositeProblem, state: State, x: Vector, gradient: Vector) -> dict[str, Scalar]:
         return {"normal_map": (gradient + (state.z - x) / self.gamma).norm()}
 
     def modes(self) -> dict[str, Direction]:
         return {"normal_map": "min"}
-
-    @classmethod
-    def theory(
-        cls,
-        *,
-        smoothness: float,
-        gap: float,
-        noise: float,
-        clients: int,
-        rounds: int,
-        local_steps: int,
-        weak_convexity: float = 0.0,
-    ) -> "FedNMap":
-        """Steps of (15), for nonconvex f, capped by the bounds of Theorem 5.
-
-        smoothness: L of every f_i. gap: Δ = ψ(x_0) − inf ψ. noise: σ, the deviation of one stochastic gradient.
-        weak_convexity: ρ of φ. Safe and small: expect thousands of rounds.
-
-        >>> method = FedNMap.theory(smoothness=1.0, gap=1.0, noise=1.0, clients=20, rounds=1000, local_steps=10)
-        >>> method.gamma
-        0.2
-        """
-        curvature, variance = weak_convexity + smoothness, noise**2
-        gamma = 1 / (5 * curvature)
-        m = max(1, math.ceil(math.sqrt(variance * rounds / (9 * curvature * gap * clients * local_steps))))
-        cap = (1 - gamma * weak_convexity) / (100 * math.sqrt(smoothness**2 + 1 / gamma**2))
-        both, local = cap / m, cap / (local_steps * math.sqrt(m))
-        if variance > 0:  # without noise (15) has no bound, and the caps decide
-            both = min(both, math.sqrt(clients * local_steps * gap / (variance * rounds * curvature)) / 320)
-            first = 380 * (variance * rounds * local_steps**3 * curvature**3 / (clients * gap)) ** 0.25
-            local = min(local, 1 / (first + 240 * math.sqrt(curvature * rounds * local_steps * variance / gap)))
-        return cls(local, local_steps, gamma, both / (local * local_steps))
-
-    @classmethod
-    def theory_pl(
-        cls,
-        *,
-        smoothness: float,
-        pl: float,
-        clients: int,
-        rounds: int,
-        local_steps: int,
-        weak_convexity: float = 0.0,
-        server_step_size: float = 1.0,
-    ) -> "FedNMap":
-        """Steps of (19), under the Polyak–Łojasiewicz condition with modulus μ (`pl`), capped by Theorem 8's bounds.
-
-        >>> FedNMap.theory_pl(smoothness=1.0, pl=1.0, clients=20, rounds=1000, local_steps=10).gamma
-        0.1
-        """
-        curvature = smoothness + weak_convexity + pl
-        m = math.ceil(pl * rounds / (smoothness + weak_convexity))
-        local = min(math.log(clients * local_steps * rounds) / (120 * rounds), 1 / 96) / (local_steps * curvature)
-        both = min(server_step_size * local * local_steps, 1 / (120 * m * curvature))
-        return cls(local, local_steps, 1 / (5 * curvature), both / (local * local_steps))

@@ -1,4 +1,4 @@
-"""Small sets that scikit-learn carries: always there, no file needed."""
+"""Small data sets that are part of scikit-learn: no file is needed."""
 
 import importlib
 

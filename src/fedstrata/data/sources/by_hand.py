@@ -1,6 +1,6 @@
-"""Pictures whose files nobody may pass on, or that are too large to: put there by hand, and not checked.
+"""Pictures whose files may not be redistributed or are too large: users add them by hand, and they are not checked.
 
-A file is looked for as the others are, in $FEDSTRATA_DATA/NAME and in the cache. Its checksum is not known here.
+Files are searched like the others, in $FEDSTRATA_DATA/NAME and in the cache. Their checksums are unknown.
 """
 
 import io
@@ -22,7 +22,7 @@ FILES = {
     "chestmnist": ("chestmnist.npz", "the official 28 x 28 file of MedMNIST v2, from https://medmnist.com"),
     "chexpert": (
         "consolidation.npz",
-        "made by hand from CheXpert, which https://stanfordmlgroup.github.io/competitions/chexpert gives after an "
+        "made by hand from CheXpert, available from https://stanfordmlgroup.github.io/competitions/chexpert after an "
         "agreement: uint8 arrays train_images, val_images and test_images of one size, and 0/1 arrays train_labels, "
         "val_labels and test_labels (Consolidation; the last 1,000 training pictures are val, the official validation "
         "set is test)",
@@ -32,14 +32,14 @@ MASS = 4  # the column of ChestMNIST's fourteen findings
 
 
 def find(name: str) -> Path | None:
-    """Where the file of such a set is, if anywhere."""
+    """The path of the file of such a data set, or None."""
     folders = [folder for folder in (store.shared(), store.cache()) if folder is not None]
     paths = [folder / name / FILES[name][0] for folder in folders]
     return next((path for path in paths if path.is_file()), None)
 
 
 def needed(name: str) -> Path:
-    """The file of such a set; where it is nowhere, an error that says what to get, from where, and where to put it."""
+    """The path of the file of such a data set; without it, an error with its origin and the folder for it."""
     path = find(name)
     if path is None:
         file, what = FILES[name]
@@ -52,7 +52,7 @@ def needed(name: str) -> Path:
 
 
 def status(name: str) -> store.Status:
-    """The row of such a file; nobody knows its checksum."""
+    """The status of such a file; its checksum is unknown."""
     path = find(name)
     found = ("missing", 0) if path is None else (str(path), path.stat().st_size)
     return store.Status(name, FILES[name][0], *found, "unchecked")
@@ -63,7 +63,11 @@ def _read(name: str) -> bytes:
 
 
 def cifar100(flat: bool = False) -> Dataset:
-    """60,000 pictures of a hundred classes, 32 x 32 x 3."""
+    """60,000 pictures of a hundred classes, 32 x 32 x 3.
+
+    Args:
+        flat: whether to flatten each picture.
+    """
     with tarfile.open(fileobj=io.BytesIO(_read("cifar100"))) as archive:
         parts = [_records(archive, f"cifar-100-binary/{part}.bin") for part in ("train", "test")]
     train, test = (examples_of(images, labels, flat) for images, labels in parts)
@@ -80,12 +84,20 @@ def _records(archive: tarfile.TarFile, name: str) -> tuple[np.ndarray, np.ndarra
 
 
 def chestmnist(flat: bool = False) -> Dataset:
-    """112,120 chest X-rays, 28 x 28; label 1 where a mass was found."""
+    """112,120 chest X-rays, 28 x 28; label 1 where a mass was found.
+
+    Args:
+        flat: whether to flatten each picture.
+    """
     return _stored("chestmnist", flat, MASS)
 
 
 def chexpert(flat: bool = False) -> Dataset:
-    """Chest X-rays; label 1 where a consolidation was found."""
+    """Chest X-rays; label 1 where a consolidation was found.
+
+    Args:
+        flat: whether to flatten each picture.
+    """
     return _stored("chexpert", flat, 0)
 
 

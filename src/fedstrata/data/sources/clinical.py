@@ -1,4 +1,4 @@
-"""Patients of several hospitals and regions: natural clients."""
+"""Patients of several hospitals and regions, which are natural clients."""
 
 import csv
 import io
@@ -19,9 +19,11 @@ def heart_disease(indicators: bool = False) -> Dataset:
     Columns `slope`, `ca` and `thal` are left out: a third to two thirds of their values are missing. In the others a
     missing value (`?`, or the impossible 0 of `chol` and `trestbps`: all of Switzerland's `chol`) is 0 here, and True
     in the leaf `missing`, which has the shape of `x`. `Federation.impute` fills them in from the training rows: call it
-    after rows are held out, or the test has a say in its own features. `indicators=True` adds a 0/1 column for each
-    column with missing values. `cp` and `restecg` are one-hot without their first value. Nothing is scaled:
-    `Federation.standardize` does that.
+    after rows are held out, or test rows influence their own features. `cp` and `restecg` are one-hot without their
+    first value. Nothing is scaled; use `Federation.standardize`.
+
+    Args:
+        indicators: whether to add a 0/1 column for each column with missing values.
     """
     tables = [_hospital(name) for name in HOSPITALS]
     raw, label = np.concatenate([t[:, :10] for t in tables]), np.concatenate([t[:, 13] for t in tables])

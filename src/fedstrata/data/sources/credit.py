@@ -17,9 +17,13 @@ SEX_STATUS = ("A91", "A92", "A93", "A94")  # of the five documented codes, A95 (
 def adult(scale: bool = True, group: str | None = None, clients: str | None = None) -> Dataset:
     """48,842 adults of the 1994 US census; label 1 if the income is above 50,000 dollars.
 
-    Words are one-hot over the values of train and test (a two-valued one is one column; `?` is a value of its own);
-    numbers are scaled by train statistics unless `scale=False`. `group="race"` (or any other word column) adds the leaf
-    `group`; `clients="education"` makes that column's values the natural clients.
+    Columns of words are one-hot over the values of train and test. A column of two values stays one column; `?` is a
+    separate value.
+
+    Args:
+        scale: whether to scale numbers by the train statistics.
+        group: a column of words, such as "race", that becomes the leaf `group`.
+        clients: a column of words, such as "education", whose values become the natural clients.
     """
     for argument, value in (("group", group), ("clients", clients)):
         if value is not None:
@@ -57,8 +61,11 @@ def _adult_rows(name: str) -> np.ndarray:
 def german_credit(encoding: str = "numeric", scale: bool = True, group: str | None = None) -> Dataset:
     """1,000 loan applicants; label 1 for a bad credit risk.
 
-    `encoding="numeric"` is the Statlog file of 24 integer columns; `"ordinal"` turns the 13 coded attributes of the
-    20 into their last digit. `group`: `"sex_status"` (four codes), `"sex"` (0 male, 1 female) or `"age"` (0 up to 25).
+    Args:
+        encoding: "numeric" is the Statlog file of 24 integer columns; "ordinal" has 20 attributes, the 13 coded ones as
+            the last digit of their code.
+        scale: whether to scale columns.
+        group: "sex_status" (four codes), "sex" (0 male, 1 female) or "age" (0 up to 25); becomes the leaf `group`.
     """
     pick("encoding of german_credit", encoding, ("numeric", "ordinal"))
     words = np.array([line.split() for line in store.read("german_credit", "german.data").decode("ascii").splitlines()])

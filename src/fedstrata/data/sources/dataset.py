@@ -1,4 +1,4 @@
-"""What a data source gives: plain arrays, with natural clients where the data have them."""
+"""The result of loading a data set: plain arrays, with natural clients where the data have them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -6,27 +6,46 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedstrata.errors import unknown
+from fedstrata.base.errors import unknown
 
 Arrays = dict[str, np.ndarray]
 
 
 class Dataset(NamedTuple):
-    """Examples before they are divided among clients."""
+    """Examples before they are divided among clients.
+
+    Args:
+        train: arrays with one entry per row, e.g. {"x": X, "y": y}.
+        test: the official test set, if there is one.
+        classes: the number of label values of a classification, else None.
+        features: the column names of x.
+        clients: the natural client of each train row.
+        client_names: the names of the natural clients.
+        test_clients: the natural client of each test row.
+        valid: the official validation set, if there is one.
+    """
 
     train: Arrays
     test: Arrays | None = None
     classes: int | None = None
     features: tuple[str, ...] | None = None
-    clients: np.ndarray | None = None  # natural client of each train row
+    clients: np.ndarray | None = None
     client_names: tuple[str, ...] | None = None
-    test_clients: np.ndarray | None = None  # natural client of each test row
-    valid: Arrays | None = None  # an official validation set
+    test_clients: np.ndarray | None = None
+    valid: Arrays | None = None
 
 
 @dataclass(frozen=True)
 class Source:
-    """A data set that can be loaded by name."""
+    """A data set that can be loaded by name.
+
+    Args:
+        name: of the data set, for `fs.data.load`.
+        title: a short description.
+        origin: the publisher.
+        licence: of the data.
+        load: the loader; its parameters are the options of `fs.data.load`.
+    """
 
     name: str
     title: str

@@ -20,10 +20,14 @@ MISSING = -9999  # hundredths of a percent: the library's code -99.99
 def fama_french(table: str = "us_size_bm", missing: str = "zero", dates: bool = False) -> Dataset:
     """Returns in percent per day, one row per trading day, one column per portfolio.
 
-    `us_size_bm`, `us_size_op`, `us_size_inv`: 100 US portfolios, 13,781 days; `Europe_ME` and 17 more: 25 portfolios
-    of a developed market, 7,240 days. The library writes a missing return as -99.99, which here becomes 0
-    (`missing="zero"`), removes its day (`"drop"`), or NaN (`"nan"`, to be dealt with before a federation is built).
-    Days are in order, so `Contiguous(clients)` gives each client a period. `dates=True` adds a leaf `date` (YYYYMMDD).
+    Days are in order, so `Contiguous(clients)` gives each client a period.
+
+    Args:
+        table: `us_size_bm`, `us_size_op`, `us_size_inv`: 100 US portfolios, 13,781 days; `Europe_ME` and 17 more: 25
+            portfolios of a developed market, 7,240 days.
+        missing: missing returns (-99.99 in the files) become 0 ("zero") or NaN ("nan", to be replaced before a
+            federation is built), or their days are removed ("drop").
+        dates: whether to add a leaf `date` (YYYYMMDD).
     """
     pick("table of fama_french", table, TABLES)
     pick("missing policy of fama_french", missing, ("zero", "drop", "nan"))

@@ -1,4 +1,4 @@
-"""Pictures as float32 in [0, 1], shape (height, width, channels), or flat."""
+"""Data sets of pictures: float32 in [0, 1], of shape (height, width, channels) or flat."""
 
 import io
 
@@ -31,17 +31,30 @@ def _mnist_like(source: str, flat: bool) -> Dataset:
 
 
 def mnist(flat: bool = False) -> Dataset:
-    """70,000 handwritten digits, 28 x 28."""
+    """70,000 handwritten digits, 28 x 28.
+
+    Args:
+        flat: whether to flatten each picture.
+    """
     return _mnist_like("mnist", flat)
 
 
 def fashion_mnist(flat: bool = False) -> Dataset:
-    """70,000 pieces of clothing in ten classes, 28 x 28."""
+    """70,000 pieces of clothing in ten classes, 28 x 28.
+
+    Args:
+        flat: whether to flatten each picture.
+    """
     return _mnist_like("fashion_mnist", flat)
 
 
 def cifar10(flat: bool = False, batches: int = 5) -> Dataset:
-    """CIFAR-10, 60,000 pictures, 32 x 32 x 3; of the five official train batches of 10,000, the first so many."""
+    """60,000 pictures of ten classes (CIFAR-10), 32 x 32 x 3.
+
+    Args:
+        flat: whether to flatten each picture.
+        batches: how many of the five official train batches of 10,000 pictures to load.
+    """
     if isinstance(batches, bool) or not isinstance(batches, int) or not 1 <= batches <= 5:
         raise ValueError(f"cifar10: batches={batches!r} must be a whole number from 1 to 5")
     with np.load(io.BytesIO(store.read("cifar10", "labels.npz")), allow_pickle=False) as stored:
@@ -54,7 +67,12 @@ def cifar10(flat: bool = False, batches: int = 5) -> Dataset:
 
 
 def medmnist(name: str = "pneumoniamnist", flat: bool = False) -> Dataset:
-    """Medical pictures, 28 x 28, two classes: `pneumoniamnist` (chest X-ray) or `breastmnist` (ultrasound)."""
+    """Medical pictures, 28 x 28, two classes.
+
+    Args:
+        name: `pneumoniamnist` (chest X-ray) or `breastmnist` (ultrasound).
+        flat: whether to flatten each picture.
+    """
     pick("medmnist set", name, ("pneumoniamnist", "breastmnist"))
     with np.load(io.BytesIO(store.read("medmnist", f"{name}.npz")), allow_pickle=False) as stored:
         part = {p: examples_of(stored[f"{p}_images"], stored[f"{p}_labels"], flat) for p in ("train", "val", "test")}
@@ -64,9 +82,12 @@ def medmnist(name: str = "pneumoniamnist", flat: bool = False) -> Dataset:
 def omniglot(size: int = 28, clients: str = "alphabet", flat: bool = False) -> Dataset:
     """32,460 drawings of 1,623 characters; 1 is ink. Train: the 30 background alphabets; test: the other 20.
 
-    Labels of the test characters go on where those of the train characters end. The natural clients are alphabets, or
-    with `clients="drawer"` the 20 people who drew each alphabet. `size` 28 averages 4 x 4 blocks of the padded
-    original, 105 keeps it.
+    Labels of the test characters are numbered after those of the train characters.
+
+    Args:
+        size: 105 for the original size, or 28 for averages of 4 x 4 blocks of the padded original.
+        clients: the natural clients: "alphabet", or "drawer" for the 20 people who drew each alphabet.
+        flat: whether to flatten each picture.
     """
     if size not in (28, 105):
         raise ValueError(f"omniglot: size must be 28 or 105, got {size!r}.")

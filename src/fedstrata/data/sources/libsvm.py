@@ -16,7 +16,11 @@ SETS = {  # train file, test file, features
 
 
 def libsvm(name: str = "a9a") -> Dataset:
-    """`a9a`, `w8a`, `ijcnn1` or `german` (german.numer, scaled). Labels -1 and +1 become 0 and 1."""
+    """A binary classification set of the LIBSVM collection; labels -1 and +1 become 0 and 1.
+
+    Args:
+        name: `a9a`, `w8a`, `ijcnn1` or `german` (german.numer, scaled).
+    """
     train, test, features = SETS[pick("libsvm set", name, tuple(SETS))]
     return Dataset(_dense(train, features), _dense(test, features) if test else None, classes=2)
 

@@ -1,4 +1,4 @@
-"""Where data files are found: a shared folder, the user's cache, the official address; and whether they are intact."""
+"""Data files: found in a shared folder, in the user's cache or at the official address, and verified by checksum."""
 
 import bz2
 import functools
@@ -16,15 +16,22 @@ from importlib.resources import files
 from pathlib import Path
 from typing import NamedTuple
 
-from fedstrata.errors import unknown
-from fedstrata.files import cache_folder
+from fedstrata.base.errors import unknown
+from fedstrata.base.files import cache_folder
 
-TIMEOUT = 20.0  # seconds without an answer
+TIMEOUT = 20.0  # seconds without a response
 OPENERS = {".gz": gzip.decompress, ".bz2": bz2.decompress, ".xz": lzma.decompress}
 
 
 class File(NamedTuple):
-    """One acceptable form of a data file."""
+    """One accepted form of a data file.
+
+    Args:
+        source: the data set.
+        name: of the file.
+        sha256: its checksum.
+        url: its official address, if there is one.
+    """
 
     source: str
     name: str
@@ -33,13 +40,21 @@ class File(NamedTuple):
 
 
 class Status(NamedTuple):
-    """What is known about one file, without touching the network."""
+    """The state of one local file.
+
+    Args:
+        source: the data set.
+        file: the name of the file.
+        where: its path, or "missing".
+        size: bytes found, or expected if it is missing.
+        checksum: "ok", "bad" or "unchecked".
+    """
 
     source: str
     file: str
-    where: str  # a path, or "missing"
-    size: int  # bytes: found, or expected
-    checksum: str  # "ok", "bad" or "unchecked"
+    where: str
+    size: int
+    checksum: str
 
 
 @functools.cache
@@ -104,14 +119,14 @@ def _verify(path: Path, form: File, remedy: str) -> None:
 
 
 def _download(form: File, url: str) -> Path:
-    """Fetch into the cache: to a temporary file first, renamed once its checksum is right."""
+    """Download into the cache: to a temporary file first, renamed once its checksum is correct."""
     target = cache() / form.source / form.name
     target.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=target.parent, suffix=".part")
     try:
         with os.fdopen(handle, "wb") as out, urllib.request.urlopen(url, timeout=TIMEOUT) as answer:
             shutil.copyfileobj(answer, out)
-        _verify(Path(temporary), form, f"The answer of {url} was thrown away; get the file by hand.")
+        _verify(Path(temporary), form, f"The download from {url} was discarded; get the file by hand.")
         os.replace(temporary, target)
     finally:
         Path(temporary).unlink(missing_ok=True)
@@ -119,10 +134,15 @@ def _download(form: File, url: str) -> Path:
 
 
 def find(source: str, name: str) -> Path:
-    """The verified path of a data file; downloads it if it is nowhere and has an official address."""
+    """The path of a verified data file; it is downloaded if it is missing and has an official address.
+
+    Args:
+        source: the data set.
+        name: of the file.
+    """
     forms = _forms(source, name)
     if hit := _found(forms):
-        _verify(*hit, remedy="Delete it (a fresh copy is then looked for), or replace it by an intact copy.")
+        _verify(*hit, remedy="Delete it (the file is then searched again), or replace it by an intact copy.")
         return hit[0]
     set_ = shared()
     tried = [
@@ -146,7 +166,12 @@ def find(source: str, name: str) -> Path:
 
 
 def read(source: str, name: str) -> bytes:
-    """The contents of a data file, decompressed (.npz stays as it is)."""
+    """The contents of a data file, decompressed (.npz is left compressed).
+
+    Args:
+        source: the data set.
+        name: of the file.
+    """
     path = find(source, name)
     return OPENERS.get(path.suffix, bytes)(path.read_bytes())
 
@@ -158,7 +183,12 @@ def _names(source: str | None) -> Iterator[tuple[str, str]]:
 
 
 def status(source: str | None = None, *, verify: bool = False) -> list[Status]:
-    """One row per file: where it is, and its checksum if it was computed in this process (or `verify`)."""
+    """The status of every file.
+
+    Args:
+        source: the data set; None: all.
+        verify: whether to compute checksums; else only those computed in this process are compared.
+    """
     rows = []
     for owner, name in _names(source):
         hit = _found(_forms(owner, name))
@@ -178,7 +208,11 @@ def check(source: str | None = None) -> list[Status]:
 
 
 def fetch(source: str) -> list[Status]:
-    """Make sure that all files of a source are there and intact, downloading what is missing."""
+    """Download the missing files of a data set and verify all of them.
+
+    Args:
+        source: the data set.
+    """
     for owner, name in _names(source):
         find(owner, name)
     return check(source)

@@ -1,0 +1,26 @@
+"""Errors and warnings for users; the error for an unknown name suggests the nearest known ones."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class SetupWarning(UserWarning):
+    """Settings that can be run but look like a mistake."""
+
+
+def unknown(kind: str, name: object, known: Iterable[object]) -> ValueError:
+    """A `ValueError` for a name that does not exist, with the closest known names.
+
+    Args:
+        kind: what the name stands for, e.g. "algorithm".
+        name: the unknown name.
+        known: all known names.
+
+    >>> unknown("algorithm", "FedAvgg", ["FedAvg", "FedProx"])
+    ValueError("unknown algorithm 'FedAvgg'; did you mean FedAvg? Known: FedAvg, FedProx.")
+    """
+    names = sorted(map(str, known))
+    folded = {n.lower(): n for n in reversed(names)}
+    near = [folded[n] for n in difflib.get_close_matches(str(name).lower(), list(folded), n=3, cutoff=0.6)]
+    hint = f"did you mean {' or '.join(near)}? " if near else ""
+    return ValueError(f"unknown {kind} {name!r}; {hint}Known: {', '.join(names) or 'none'}.")

@@ -1,0 +1,260 @@
+"""Train across real sites, over Flower: make an app, rehearse it on this machine, check a site, and run it.
+
+examples:
+  fedstrata deploy init hospitals --sites 3      a new app: its folder, with data to rehearse on
+  fedstrata deploy local                         in that folder: a rehearsal on this machine, with TLS and keys
+
+for real, in the app's folder:
+  fedstrata deploy keys server                   at the server: its certificate
+  fedstrata deploy keys north                    at a site: its key pair
+  fedstrata deploy register keys/north.pub       at the server: let it in
+  fedstrata deploy approve                       at a site: this version of the app may run here
+  fedstrata deploy check sites/north.toml        at a site: data, versions, keys, clock, disk
+  fedstrata deploy server                        the SuperLink
+  fedstrata deploy site sites/north.toml         a site's SuperNode
+  fedstrata deploy run                           the run; started again, it resumes
+
+`server`, `site` and `run` become the program of Flower that they name; with --print they only show it.
+"""
+
+import argparse
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import time
+import tomllib
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedstrata.base.errors import unknown
+from fedstrata.cli.output import console, print_json, print_table
+from fedstrata.cli.parsing import Mistake, json_option, whole
+
+if TYPE_CHECKING:
+    from fedstrata.deploy.flower.config import ServerConfig
+
+_NEEDS = {"init": "the name of a new folder", "keys": "`server`, or a site's name", "register": "a site's .pub file"}
+_NEEDS |= {"check": "a site's .toml file", "site": "a site's .toml file"}
+_SHAPE = (
+    '{"findings": [{"what", "good", "found"}]} for check, {"folder", "files"} for init and local, {"files"} for keys, '
+    '{"version"} for approve'
+)
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("action", metavar="ACTION", help=", ".join(_ACTIONS))
+    parser.add_argument("what", nargs="?", metavar="WHAT", help="what the action is about: see the examples")
+    parser.add_argument("--app", default=".", metavar="FOLDER", help="the app's folder (this one)")
+    parser.add_argument("--sites", type=whole(1), metavar="N", help="init: how many (3). local: the first N of them")
+    parser.add_argument("--rounds", type=whole(1), metavar="R", help="local, run: other than in task.py")
+    parser.add_argument("--name", default="first", help="run: a name for it; the same name resumes the run")
+    parser.add_argument("--insecure", action="store_true", help="local: without TLS and keys, which is a little faster")
+    parser.add_argument("--print", action="store_true", help="server, site, run: show the command, do not start it")
+    json_option(parser, _SHAPE)
+
+
+def execute(options: argparse.Namespace) -> int:
+    if options.action not in _ACTIONS:
+        raise unknown("action of `fedstrata deploy`:", options.action, _ACTIONS)
+    if options.action in _NEEDS and options.what is None:
+        raise Mistake(f"`fedstrata deploy {options.action}` needs {_NEEDS[options.action]}")
+    if options.action not in _NEEDS and options.what is not None:
+        raise Mistake(f"`fedstrata deploy {options.action}` takes nothing more, and {options.what!r} was given")
+    if options.insecure and options.action != "local":
+        raise Mistake("--insecure is for rehearsals on loopback: `fedstrata deploy local --insecure`")
+    if find_spec("flwr") is None:
+        raise Mistake("deploying needs Flower: pip install 'fedstrata[flower]'")
+    return _ACTIONS[options.action](options)
+
+
+def _init(options: argparse.Namespace) -> int:
+    from fedstrata.deploy.flower import app_template
+
+    folder = Path(options.what)
+    written = app_template.write(folder, options.sites or 3)
+    if options.json:
+        print_json({"folder": str(folder), "files": [str(p) for p in written]})
+        return 0
+    print(f"{folder}: {len(written)} files. What is trained, and how a site loads its data: {written[1]}")
+    print(f"Next: cd {folder} && fedstrata deploy local")
+    return 0
+
+
+def _local(options: argparse.Namespace) -> int:
+    from fedstrata.deploy.evaluation.summary import Summary
+    from fedstrata.deploy.flower.config import SiteConfig
+    from fedstrata.deploy.flower.local_federation import LocalFederation
+
+    app, _ = _app(options)
+    found = [SiteConfig.read(path) for path in sorted((app / "sites").glob("*.toml"))]
+    count = options.sites or len(found)
+    if not 1 <= count <= len(found):
+        raise Mistake(f"{app / 'sites'} has files of {len(found)} sites, and --sites is {count}; add more there")
+    home = app / "out" / "rehearsal"
+    shutil.rmtree(home, ignore_errors=True)
+    given = {site.site: dict(site.settings) for site in found[:count]}
+    config: dict[str, Any] = {"run": "first", "folder": str(home), "sites": count}
+    config |= {"rounds": options.rounds} if options.rounds else {}
+    federation = LocalFederation(app, home, given, secure=not options.insecure, folder=app / "sites")
+    with federation, (home / "run.log").open("w") as log:
+        process = federation.run(log, **config)
+        _watch(process, home / "first" / "reports.jsonl", options.json)
+    files = sorted(p.name for p in (home / "first").glob("*") if p.is_file())
+    if not (home / "first" / "solution.npz").exists():
+        last = "\n".join((home / "run.log").read_text(errors="replace").splitlines()[-15:])
+        raise RuntimeError(
+            f"the rehearsal did not finish; logs of every program are in {home}. The run's ends so:\n{last}"
+        )
+    if options.json:
+        print_json({"folder": str(home / "first"), "files": files})
+        return 0
+    row = json.loads((home / "first" / "evaluations.jsonl").read_text().splitlines()[-1])
+    console().print(Summary.from_json(row).rich())
+    print(f"{home / 'first'}: {', '.join(files)}")
+    return 0
+
+
+def _watch(process: subprocess.Popen, reports: Path, quiet: bool) -> None:
+    """A bar until the run has ended, and a line for everyone who did not answer."""
+    from fedstrata.report.progress import Progress
+
+    out, seen = console(stderr=True), 0
+    while not reports.exists() and process.poll() is None:
+        time.sleep(0.2)
+    rows = lambda: [json.loads(line) for line in reports.read_text().splitlines()] if reports.exists() else []
+    while not rows() and process.poll() is None:
+        time.sleep(0.2)
+    total = rows()[0]["of"] if rows() else 0
+    with Progress(total, "rehearsal", quiet=quiet, console=out) as bar:
+        ended = False
+        while not ended:
+            ended = process.poll() is not None
+            for row in rows()[seen:]:
+                seen += 1
+                bar.update(max(row["stage"][0], 0))
+                for site, why in row["missing"].items():
+                    out.print(f"round {row['stage'][0]}: {site} did not answer: {why}")
+            time.sleep(0.2)
+        bar.update(total)
+
+
+def _keys(options: argparse.Namespace) -> int:
+    from fedstrata.deploy.flower.config import ServerConfig, split_address
+    from fedstrata.deploy.flower.keys import server_keys, site_keys
+
+    app, _ = _app(options)
+    if options.what == "server":
+        server = ServerConfig.read(app / "server.toml")
+        host = split_address(server.address)[0]
+        made = server_keys(app / server.keys, [host, *({"localhost", "127.0.0.1"} - {host})])
+        note = f"Give {made[0]} to every site. {made[2]} stays here."
+    else:
+        made = site_keys(app / "keys", options.what)
+        note = f"Give {made[1]} to the server. {made[0]} stays here."
+    print_json({"files": [str(p) for p in made]}) if options.json else print(note)
+    return 0
+
+
+def _register(options: argparse.Namespace) -> int:
+    from fedstrata.deploy.flower.config import CONNECTION
+
+    key = Path(options.what)
+    if not key.is_file():
+        raise Mistake(f"there is no {key}: a site makes it with `fedstrata deploy keys NAME`")
+    command = ["flwr", "supernode", "register", str(key.absolute()), CONNECTION]
+    return _become(options, command, _at(_server_file(options)))
+
+
+def _approve(options: argparse.Namespace) -> int:
+    from fedstrata.deploy.flower.approval import approve
+
+    app, _ = _app(options)
+    found = approve(app, app / "approved.txt")
+    print_json({"version": found}) if options.json else print(f"{found} may run at this site: {app / 'approved.txt'}")
+    return 0
+
+
+def _check(options: argparse.Namespace) -> int:
+    from fedstrata.deploy.flower.config import SiteConfig
+    from fedstrata.deploy.flower.preflight import check
+
+    app, where = _app(options)
+    findings = list(check(SiteConfig.read(_file(options.what)), app, where))
+    good = all(f.good for f in findings)
+    if options.json:
+        print_json({"findings": [f._asdict() for f in findings]})
+    else:
+        rows = [["✓" if f.good else "✗", f.what, f.found] for f in findings]
+        print_table(f"{options.what}: {'ready' if good else 'not ready'}", ["", "", "found"], rows)
+    return 0 if good else 1
+
+
+def _server(options: argparse.Namespace) -> int:
+    server = _server_file(options)
+    return _become(options, server.command(), _at(server))
+
+
+def _site(options: argparse.Namespace) -> int:
+    from fedstrata.deploy.flower.config import SiteConfig
+
+    path = _file(options.what)
+    site = SiteConfig.read(path)
+    if not options.print:
+        os.chdir(path.parent)  # where relative paths of its settings begin
+    return _become(options, site.command(), site.environment())
+
+
+def _run(options: argparse.Namespace) -> int:
+    from fedstrata.deploy.flower.local_federation import run_command
+
+    app, _ = _app(options)
+    config: dict[str, Any] = {"run": options.name, "folder": str(app / "out")}
+    config |= {name: value for name in ("sites", "rounds") if (value := getattr(options, name))}
+    return _become(options, run_command(app, config), _at(_server_file(options)))
+
+
+def _become(options: argparse.Namespace, command: list[str], given: dict[str, str]) -> int:
+    if options.print:
+        new = [f"{name}={value}" for name, value in given.items() if os.environ.get(name) != value]
+        print(shlex.join(["env", *new, *command]))
+        return 0
+    os.execvpe(command[0], command, given)
+
+
+def _at(server: "ServerConfig") -> dict[str, str]:
+    from fedstrata.deploy.flower.config import environment
+
+    return environment(server.connect())
+
+
+def _server_file(options: argparse.Namespace) -> "ServerConfig":
+    from fedstrata.deploy.flower.config import ServerConfig
+
+    return ServerConfig.read(_file(_app(options)[0] / "server.toml"))
+
+
+def _file(path: str | Path) -> Path:
+    if not Path(path).is_file():
+        raise Mistake(f"there is no {path}")
+    return Path(path)
+
+
+def _app(options: argparse.Namespace) -> tuple[Path, str]:
+    """The app's folder, and where its deployment is."""
+    app = Path(options.app).absolute()
+    try:
+        parts = tomllib.loads((app / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["components"]
+    except (OSError, KeyError):
+        raise Mistake(
+            f"{app} has no Flower app; make one with `fedstrata deploy init`, or name it with --app"
+        ) from None
+    return app, f"{parts['clientapp'].partition('.')[0]}.task:deployment"
+
+
+_ACTIONS = {
+    "init": _init, "local": _local, "keys": _keys, "register": _register, "approve": _approve, "check": _check,
+    "server": _server, "site": _site, "run": _run,
+}  # fmt: skip

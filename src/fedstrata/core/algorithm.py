@@ -1,0 +1,203 @@
+"""The interface of an algorithm: a placed state, and the maths of one client step and one server step."""
+
+import dataclasses
+import difflib
+import importlib
+import importlib.util
+import warnings
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
+
+import equinox as eqx
+import jax.numpy as jnp
+from jaxtyping import Array, Int, PRNGKeyArray
+
+from fedstrata.base.clock import Clock
+from fedstrata.base.directions import Direction
+from fedstrata.core.hyperparameters import check_values
+from fedstrata.core.placement import placements
+from fedstrata.core.vector import Vector
+
+
+class Cohort(NamedTuple):
+    """The clients of a round, as a server step sees them.
+
+    Args:
+        clock: round and step.
+        ids: (m,) the numbers of the clients.
+        present: (m,) False where a slot of a given schedule is empty.
+        weights: (m,) of the clients; they sum to one.
+        key: randomness of the server in this round.
+        clients: N, in the whole federation.
+        share: Σ p_i over the clients present, of the weights p_i that sum to one over all N.
+    """
+
+    clock: Clock
+    ids: Int[Array, " m"]
+    present: Array
+    weights: Array
+    key: PRNGKeyArray
+    clients: int
+    share: Array
+
+    @property
+    def count(self) -> Array:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """How many clients are present, traced, in the dtype of the weights (a tuple's own `count` is of no use)."""
+        return jnp.sum(self.present.astype(self.weights.dtype))
+
+
+class Phase(NamedTuple):
+    """One exchange of a round: clients run `steps` steps, send, the server merges and steps.
+
+    Args:
+        step: `step(oracle, start, state) -> State`, on the clients.
+        steps: how often it runs.
+        sends: the fields that go up and are merged (None: all that go up); "h.1" is the second part of a field that is
+            a tuple.
+        receives: the fields that come down at its start (None: everything in the first phase; later, what the previous
+            phase merged and every Broadcast field). A client keeps its own copy of what it does not receive.
+        server_step: `server_step(problem, start, merged, cohort) -> State`, after the merge.
+        begin: called once before the first step, on a sample that no step draws.
+        end: called once after the last step, on a sample that no step draws.
+        repeat: so many exchanges of this kind in a row.
+        when: `when(server_state, cohort, repetition) -> bool`, traced; where False the exchange changes nothing.
+        fresh: draw samples of its own; otherwise samples are keyed by the local step, and phases share them.
+        first: the local step that its first step counts as, for samples and schedules.
+        streams: the problem's samples that it looks at (None: all), which is what counts as examples seen; one that it
+            draws from several times in a step is named as often.
+    """
+
+    step: Callable[..., Any]
+    steps: int = 1
+    sends: tuple[str, ...] | None = None
+    receives: tuple[str, ...] | None = None
+    server_step: Callable[..., Any] | None = None
+    begin: Callable[..., Any] | None = None
+    end: Callable[..., Any] | None = None
+    repeat: int = 1
+    when: Callable[..., Any] | None = None
+    fresh: bool = False
+    first: int = 0
+    streams: tuple[str, ...] | None = None
+
+
+class _NamedArguments(type(eqx.Module)):
+    """Answers a wrong argument of a constructor with the nearest right one."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        fields = [f for f in dataclasses.fields(cast(Any, cls)) if f.init]
+        names = [f.name for f in fields]
+        for wrong in [name for name in kwargs if name not in names]:
+            near = difflib.get_close_matches(wrong, names, n=1, cutoff=0.5)
+            hint = f"did you mean {near[0]}? " if near else ""
+            raise TypeError(f"{cls.__name__} has no hyper-parameter {wrong!r}; {hint}It has: {', '.join(names)}.")
+        if len(args) > len(names):
+            raise TypeError(f"{cls.__name__} takes {len(names)} hyper-parameters, not {len(args)}: {', '.join(names)}.")
+        absent = [f.name for f in fields[len(args) :] if _required(f) and f.name not in kwargs]
+        if absent:
+            raise TypeError(f"{cls.__name__} needs {', '.join(absent)}: give {cls.__name__}({absent[0]}=...)")
+        return super().__call__(*args, **kwargs)
+
+    def __getattr__(cls, name: str) -> Any:
+        """`FedNMap.theory` and its like, for one release: theory's settings stand in a module of the family."""
+        found, home = None, f"{cls.__module__.rpartition('.')[0]}.theory"
+        inside = cls.__name__.lower() + name.removeprefix("theory")
+        if name.startswith("theory") and importlib.util.find_spec(home):
+            found = getattr(importlib.import_module(home), inside, None)
+        if found is None:
+            raise AttributeError(f"type object {cls.__name__!r} has no attribute {name!r}")
+        text = f"{cls.__name__}.{name} is now {home}.{inside}; the old place goes with the next release"
+        warnings.warn(text, DeprecationWarning, stacklevel=2)
+        return found
+
+
+def _required(field: Any) -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+
+
+class Algorithm(eqx.Module, metaclass=_NamedArguments):
+    """A federated method: one placed state, one local step. Everything else is derived or has a default.
+
+    `start` is the state as the exchange began (after the last merge), `state` the one being worked on. Every field
+    needs a start value from `init_server`; it looks at no data. `init_client` may change what depends on data.
+    """
+
+    State: ClassVar[Any]
+    oracle: ClassVar[Any] = None  # the oracle that its steps ask for; None: any
+    merge_at_init: ClassVar[bool] = False  # merge what `init_client` made of all clients, before round 0
+    centralised: ClassVar[bool] = False  # runs on the pooled data of all clients, and sends nothing
+    privacy: ClassVar[str] = ""  # what its messages reveal beyond what placements say
+    if not TYPE_CHECKING:  # a type checker would take it for the first field of every algorithm; see `steps_of`
+        local_steps: eqx.AbstractVar[int]
+
+    def init_server(self, problem: Any, x0: Vector) -> Any:
+        raise TypeError(f"{type(self).__name__} must define init_server(problem, x0) -> State")
+
+    def init_client(self, oracle: Any, view: Any) -> Any:
+        """Local, Pooled and per-client starts; may look at this client's data."""
+        return view
+
+    def server_start(self, problem: Any, merged: Any, cohort: Cohort) -> Any:
+        """Once, after the merge of `merge_at_init`."""
+        return merged
+
+    def client_start(self, oracle: Any, start: Any, state: Any) -> Any:
+        """Once on every client, after the merge of `merge_at_init`, before round 0.
+
+        `start` has what was merged, `state` is the client's own as `init_client` left it. What it changes of Pooled
+        fields is pooled once more.
+        """
+        return state
+
+    def local_begin(self, oracle: Any, start: Any, state: Any) -> Any:
+        """Once a round, before the first local step; on a sample that no step draws."""
+        return state
+
+    def local_step(self, oracle: Any, start: Any, state: Any) -> Any:
+        raise TypeError(f"{type(self).__name__} must define local_step(oracle, start, state) -> State")
+
+    def local_end(self, oracle: Any, start: Any, state: Any) -> Any:
+        """Once a round, after the last local step and before sending; on a sample that no step draws."""
+        return state
+
+    def server_step(self, problem: Any, start: Any, merged: Any, cohort: Cohort) -> Any:
+        return merged
+
+    def solution(self, problem: Any, state: Any) -> Vector:
+        raise TypeError(f"{type(self).__name__} must define solution(problem, state) -> Vector")
+
+    def check(self, problem: Any) -> None:
+        """Refuse a problem with which these hyper-parameters cannot work, before anything compiles."""
+
+    def diagnose(self, problem: Any, state: Any, x: Vector, gradient: Vector) -> dict[str, Any]:
+        """More to record at an evaluation: numbers about the method's own state, given ∇f at its solution x."""
+        return {}
+
+    def observe(self, problem: Any, local: Any, x: Vector, full: Any) -> dict[str, Any]:
+        """More to record that only a simulation can see: `local["y"]` is the Local field y of all clients, stacked."""
+        return {}
+
+    def modes(self) -> dict[str, Direction]:
+        """The directions ("max", "min" or "none") of the columns that `diagnose` and `observe` add."""
+        return {}
+
+    def phases(self, problem: Any) -> list[Phase]:
+        """The exchanges of a round; one by default."""
+        begin, end, server = self.local_begin, self.local_end, self.server_step
+        return [Phase(self.local_step, steps_of(self), begin=begin, end=end, server_step=server)]
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "State" in cls.__dict__:
+            placements(cls.State)  # a field without a placement is refused where the class is defined
+
+    def __check_init__(self) -> None:
+        check_values(self)
+        steps = steps_of(self)
+        if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+            raise ValueError(f"{type(self).__name__}: local_steps = {steps!r} must be a whole number >= 1")
+
+
+def steps_of(algorithm: Algorithm) -> int:
+    """Local steps in a round: a field or a constant of every algorithm."""
+    return cast(Any, algorithm).local_steps

@@ -1,0 +1,148 @@
+"""The client app: it passes every message to the site's worker, and starts the worker if needed. It imports no JAX."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from hashlib import sha256
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+from fedstrata import __version__
+from fedstrata.deploy.flower import socket_frames
+
+CRASHES = 5  # of workers on one message, after which the site gives up
+PATIENCE = 180.0  # seconds for a worker to start, which imports JAX and loads the site's data
+
+
+class Handover(ClientApp):
+    """A client app for any algorithm: the bytes of a message state what to do."""
+
+    def __init__(self, where: str):
+        """A client app.
+
+        Args:
+            where: the deployment, "package.module:name".
+        """
+        super().__init__()
+        self.where = where
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        settings = dict(context.node_config)
+        try:
+            about, body = ask(self.where, settings, message.metadata.message_type, *opened(message.content))
+        except Exception as error:  # sent to the server, which continues without this site
+            about, body = {"error": f"{type(error).__name__}: {error}"}, b""
+        return Message(record(about, body), reply_to=message)
+
+
+def client_app(where: str) -> ClientApp:
+    """The client app of the deployment at "package.module:name"."""
+    return Handover(where)
+
+
+def record(about: Mapping[str, Any], body: bytes) -> RecordDict:
+    """The content of one of Flower's messages.
+
+    Args:
+        about: a header.
+        body: a call or a reply, in bytes.
+    """
+    arrays = ArrayRecord({"letter": Array(np.frombuffer(body, np.uint8))})
+    return RecordDict({"about": ConfigRecord(dict(about)), "body": arrays})
+
+
+def opened(content: RecordDict) -> tuple[dict[str, Any], bytes]:
+    """The header and the bytes in the content of one of Flower's messages."""
+    about, arrays = content["about"], content["body"]
+    if not isinstance(about, ConfigRecord) or not isinstance(arrays, ArrayRecord):
+        raise ValueError("not a message of FedStrata")
+    return dict(about), arrays["letter"].numpy().astype(np.uint8).tobytes()
+
+
+def ask(
+    where: str, settings: Mapping[str, Any], kind: str, about: Mapping[str, Any], body: bytes
+) -> tuple[dict[str, Any], bytes]:
+    """The header and the bytes of the worker's reply.
+
+    Args:
+        where: the deployment, "package.module:name".
+        settings: of the site.
+        kind: the type of Flower's message.
+        about: its header.
+        body: its bytes.
+    """
+    for needed in ("site", "state"):
+        if needed not in settings:
+            raise ValueError(f'--node-config of this SuperNode lacks {needed!r}: give it site="NAME" state="FOLDER"')
+    folder, code = Path(str(settings["state"])), code_of(where)
+    request = {"kind": kind, "code": code, "settings": dict(settings), "about": dict(about)}
+    why, crashes, until = "it closed the connection", 0, time.monotonic() + PATIENCE
+    while crashes < CRASHES and time.monotonic() < until:
+        try:
+            with connected(where, folder, code) as connection:
+                socket_frames.send(connection, request, body)
+                answer, found = socket_frames.receive(connection)
+        except ConnectionError:  # killed, or about to end: the next worker starts from the same state
+            crashes += 1
+        else:
+            if "stale" not in answer:
+                return answer, found
+            why = answer["stale"]  # a worker of another version ends now; the next one has this version
+        time.sleep(0.2)
+    raise RuntimeError(f"the worker of {settings['site']} does not reply: {why}")
+
+
+def code_of(where: str) -> str:
+    """The version of an app: the library's version, and a hash of the app's source."""
+    package = where.partition(":")[0].partition(".")[0]
+    spec = find_spec(package)
+    if spec is None:
+        raise ImportError(f"there is no package {package!r} on the path of this client app")
+    root = Path(next(iter(spec.submodule_search_locations or [spec.origin or ""])))
+    files = sorted(root.rglob("*.py")) if root.is_dir() else [root]
+    digest = sha256(b"\0".join(f.name.encode() + b"\0" + f.read_bytes() for f in files))
+    return f"{__version__} {digest.hexdigest()[:16]}"
+
+
+def connected(where: str, folder: Path, code: str) -> socket.socket:
+    """A connection to the worker of a state folder, which is started if needed.
+
+    Args:
+        where: the deployment, "package.module:name".
+        folder: the site's state.
+        code: the version of the app.
+    """
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    path, started, until = socket_frames.address(folder), None, time.monotonic() + PATIENCE
+    while True:
+        connection = socket.socket(socket.AF_UNIX)
+        try:
+            connection.connect(str(path))
+            return connection
+        except OSError:
+            connection.close()
+        if started is not None and started.poll() not in (None, 0):
+            tail = (folder / "worker.log").read_text(errors="replace").strip().splitlines()[-3:]
+            raise RuntimeError("the worker did not start: " + " | ".join(tail))
+        if started is None or started.poll() == 0:  # it found another worker, which may have been about to end
+            started = _start(where, folder, code)
+        if time.monotonic() > until:
+            raise TimeoutError(f"the worker did not start within {PATIENCE:.0f} s; see {folder / 'worker.log'}")
+        time.sleep(0.05)
+
+
+def _start(where: str, folder: Path, code: str) -> subprocess.Popen:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    command = [sys.executable, "-m", "fedstrata.deploy.flower.worker", where, str(folder), code]
+    with (folder / "worker.log").open("ab") as log:
+        return subprocess.Popen(
+            command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+        )

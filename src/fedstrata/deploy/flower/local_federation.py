@@ -1,0 +1,172 @@
+"""A whole federation on this machine, for local runs and tests: a SuperLink, SuperNodes, and their keys."""
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from fedstrata.deploy.flower import socket_frames
+from fedstrata.deploy.flower.approval import approve
+from fedstrata.deploy.flower.config import CONNECTION, ServerConfig, SiteConfig, environment, split_address
+from fedstrata.deploy.flower.keys import server_keys, site_keys
+
+PATIENCE = 120.0  # seconds until the SuperLink must listen
+
+
+class LocalFederation:
+    """A SuperLink and SuperNodes in separate processes, with all their files in one folder. A context manager."""
+
+    def __init__(
+        self,
+        app: Path,
+        home: Path,
+        sites: dict[str, dict[str, Any]],
+        *,
+        secure: bool = True,
+        extra: dict[str, str] | None = None,
+        folder: Path | None = None,
+        prefix: tuple[str, ...] = (),
+    ):
+        """A federation that has not been started.
+
+        Args:
+            app: the folder of the Flower app.
+            home: the folder of all files.
+            sites: by name, the settings of each site.
+            secure: with TLS and node keys.
+            extra: variables for the environment of all processes.
+            folder: where relative paths in the sites' settings start; None: `home`.
+            prefix: the first words of every command, e.g. those that run it in a network namespace.
+        """
+        self.app, self.home, self.extra = app.absolute(), home.absolute(), extra or {}
+        self.folder, self.prefix = (folder or home).absolute(), prefix
+        self.home.mkdir(parents=True, exist_ok=True)
+        port, *ports = free_ports(1 + len(sites))
+        self.server = ServerConfig(self.home, f"127.0.0.1:{port}", "127.0.0.1", "keys", "superlink.db", not secure)
+        self.sites = {
+            name: SiteConfig(
+                self.home, name, self.server.address, state=name, port=port, insecure=not secure, settings=given
+            )
+            for (name, given), port in zip(sites.items(), ports, strict=True)
+        }
+        self.processes: dict[str, subprocess.Popen] = {}
+
+    def start(self) -> None:
+        """Create keys, and start everything; returns when the SuperLink listens and all sites have been started."""
+        approve(self.app, self.home / "approved.txt")
+        if not self.server.insecure:
+            shutil.rmtree(self.home / "keys", ignore_errors=True)
+            server_keys(self.home / "keys", ["127.0.0.1"], days=2)
+        self.start_link()
+        for name in self.sites:
+            if not self.server.insecure:
+                self.register(site_keys(self.home / "keys", name)[1])
+            self.start_site(name)
+
+    def start_link(self) -> None:
+        """Start the SuperLink, and wait until it listens."""
+        self._start("superlink", self.server.command(), environment(self.server.connect()))
+        self._wait_for_link()
+
+    def start_site(self, name: str) -> None:
+        """Start a site's SuperNode."""
+        self._start(name, self.sites[name].command(), self.sites[name].environment())
+
+    def register(self, public_key: Path) -> None:
+        """Register a site's public key with the SuperLink, before the site starts."""
+        self._flwr("supernode", "register", str(public_key), CONNECTION)
+
+    def run(self, output: Any = subprocess.PIPE, **config: Any) -> subprocess.Popen:
+        """Start a run of the app.
+
+        Args:
+            output: where its log is written.
+            config: entries of the app's run config.
+        """
+        return subprocess.Popen(
+            [*self.prefix, *run_command(self.app, config)], env={**environment(self.server.connect()), **self.extra},
+            stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, text=True, start_new_session=True,
+        )  # fmt: skip
+
+    def kill(self, name: str) -> None:
+        """Kill a process and its children, as a crash would; a worker is no child, and survives."""
+        process = self.processes.pop(name)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+    def worker(self, name: str) -> int:
+        """The process id of a site's worker."""
+        return int((self.home / name / "worker.lock").read_text())
+
+    def stop(self) -> None:
+        """Kill all processes."""
+        for name in reversed(list(self.processes)):
+            self.kill(name)
+        for name in self.sites:
+            socket_frames.address(self.home / name, "clientapp.sock").unlink(missing_ok=True)  # its process ends
+            with contextlib.suppress(OSError, ValueError):
+                os.kill(self.worker(name), signal.SIGKILL)
+
+    def log(self, name: str, lines: int = 20) -> str:
+        """The last lines of a process's log."""
+        return "\n".join((self.home / f"{name}.log").read_text(errors="replace").splitlines()[-lines:])
+
+    def _flwr(self, *words: str) -> None:
+        home = environment(self.server.connect())
+        done = subprocess.run([*self.prefix, "flwr", *words], env=home, capture_output=True, text=True)
+        if done.returncode:
+            raise RuntimeError(f"flwr {' '.join(words)}: {(done.stderr or done.stdout).strip()}")
+
+    def _start(self, name: str, command: list[str], given: dict[str, str]) -> None:
+        with (self.home / f"{name}.log").open("ab") as log:
+            self.processes[name] = subprocess.Popen(
+                [*self.prefix, *command], env={**given, **self.extra}, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                start_new_session=True, cwd=self.folder,
+            )  # fmt: skip
+
+    def _wait_for_link(self) -> None:
+        until = time.monotonic() + PATIENCE
+        host, port = split_address(self.server.address)
+        look = [sys.executable, "-c", f"import socket; socket.create_connection(({host!r}, {port}), 1)"]
+        while subprocess.run([*self.prefix, *look], stderr=subprocess.DEVNULL).returncode:
+            if self.processes["superlink"].poll() is not None or time.monotonic() > until:
+                raise RuntimeError(f"the SuperLink does not listen at {self.server.address}: {self.log('superlink')}")
+            time.sleep(0.1)
+
+    def __enter__(self) -> "LocalFederation":
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+def run_command(app: Path, config: dict[str, Any]) -> list[str]:
+    """The command that starts a run of an app.
+
+    Args:
+        app: its folder.
+        config: entries of its run config.
+    """
+    given = " ".join(f'{k}="{v}"' if isinstance(v, str) else f"{k}={v}" for k, v in config.items())
+    return ["flwr", "run", str(app), CONNECTION, "--stream", *(["--run-config", given] if given else [])]
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of this machine that are free now."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for s in sockets:
+            s.bind(("127.0.0.1", 0))
+        return [s.getsockname()[1] for s in sockets]

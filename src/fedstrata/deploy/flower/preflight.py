@@ -1,0 +1,215 @@
+"""The preflight check of a site: everything that can be wrong before a run."""
+
+import contextlib
+import importlib.metadata
+import os
+import shutil
+import ssl
+import stat
+import sys
+import time
+from collections.abc import Callable, Iterator
+from email.utils import parsedate_to_datetime
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from fedstrata import __version__
+from fedstrata.deploy.flower import socket_frames
+from fedstrata.deploy.flower.approval import approved, fingerprint
+from fedstrata.deploy.flower.config import SiteConfig, environment, split_address
+from fedstrata.deploy.flower.deployment import Deployment, resolve
+from fedstrata.deploy.flower.keys import days_left
+
+if TYPE_CHECKING:
+    from fedstrata.data.federation import Federation
+
+AHEAD = 5.0  # seconds by which Flower lets a site's clock be ahead of the server's
+BEHIND = 300.0  # and behind it
+PROGRAMS = ("flower-supernode", "flower-superexec", "flwr-clientapp")
+
+
+class Finding(NamedTuple):
+    """The outcome of one check."""
+
+    what: str  # was checked
+    good: bool
+    found: str  # what was found, or what to do
+
+
+class Wrong(ValueError):
+    """A mistake that a check has found, with its remedy."""
+
+
+def check(site: SiteConfig, app: Path, where: str) -> Iterator[Finding]:
+    """Run all checks, one after the other; a failed one does not stop the others.
+
+    Args:
+        site: to check.
+        app: the folder of the Flower app.
+        where: its deployment, "package.module:name".
+    """
+    checks = _Checks(site, app, where)
+    steps: dict[str, Callable[[], str]] = {
+        "versions": checks.versions,
+        "programs": checks.programs,
+        "app": checks.approval,
+        "state": checks.state,
+        "data": checks.load_data,
+        "one round": checks.one_round,
+        "disk": checks.disk,
+        "private key": checks.private_key,
+        "authority": checks.authority,
+        "server": checks.server,
+        "clock": checks.clock,
+    }
+    if site.insecure:
+        del steps["private key"], steps["authority"]
+    for name, step in steps.items():
+        try:
+            yield Finding(name, True, step())
+        except Exception as error:  # of any kind: the other checks still run
+            text = str(error) if isinstance(error, Wrong) else f"{type(error).__name__}: {error}"
+            yield Finding(name, False, text.splitlines()[0] if text else type(error).__name__)
+
+
+class _Checks:
+    """The checks of one site. Later ones use the results of earlier ones."""
+
+    def __init__(self, site: SiteConfig, app: Path, where: str):
+        self.site, self.app, self.where = site, app, where
+        self.deployment: Deployment | None = None
+        self.data: Federation | None = None
+        self.state_bytes: int | None = None  # of a site's fields after one round
+        self.dates: tuple[str | None, float] | None = None  # the server's date, and this machine's at that moment
+
+    def versions(self) -> str:
+        flower, jax = (importlib.metadata.version(name) for name in ("flwr", "jax"))
+        if tuple(map(int, flower.split(".")[:2])) != (1, 41):
+            raise Wrong(
+                f"flwr {flower} is installed, and this FedStrata was tested with 1.41: pip install 'flwr>=1.41,<1.42'"
+            )
+        return f"fedstrata {__version__}, flwr {flower}, jax {jax}, Python {sys.version.split()[0]}"
+
+    def programs(self) -> str:
+        path = environment(Path())["PATH"]
+        if lacking := [name for name in PROGRAMS if shutil.which(name, path=path) is None]:
+            raise Wrong(f"{', '.join(lacking)} not found beside this Python: pip install 'fedstrata[flower]'")
+        return "all found"
+
+    def approval(self) -> str:
+        found = fingerprint(self.app)
+        if found not in approved(self.site.folder / self.site.approved):
+            raise Wrong(f"version {found[:16]} is not approved here: read {self.app}, then `fedstrata deploy approve`")
+        return f"version {found[:16]}, approved; the server's must be the same"
+
+    def state(self) -> str:
+        folder = self.site.folder / self.site.state
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if folder.stat().st_uid != os.getuid() or folder.stat().st_mode & 0o077:
+            raise Wrong(f"{folder} must belong to this user alone: chmod 700 {folder}")
+        probe = folder / ".writable"
+        probe.write_bytes(b"")
+        probe.unlink()
+        socket_frames.address(folder)
+        return "writable, by its owner alone"
+
+    def load_data(self) -> str:
+        from fedstrata.deploy.agreement import DataSummary, start_point
+
+        sys.path.insert(0, str(self.app))
+        with contextlib.chdir(self.site.folder):
+            deployment = resolve(self.where)
+            data = deployment.load(self.site.node_config)
+        problem, options = deployment.problem, deployment.options
+        summary = DataSummary.of(self.site.site, data)
+        problem.check(start_point(problem, options.get("params"), options.get("seed", 0)), data)
+        self.deployment, self.data = deployment, data
+        return ", ".join(f"{name}: {count} rows" for name, count in summary.counts.items())
+
+    def one_round(self) -> str:
+        """As the only site of a run: data that break the method are found now, and not in the middle of a run."""
+        import jax
+
+        from fedstrata.deploy.in_process import advance, in_process_run
+
+        if self.deployment is None or self.data is None:
+            raise Wrong("not checked: see above")
+        options = {name: value for name, value in self.deployment.options.items() if name != "cohort"}
+        server, sites, _ = in_process_run(self.deployment.problem, self.deployment.algorithm, self.data, **options)
+        began = time.monotonic()
+        now = advance(server, 1)
+        if not all(np.all(np.isfinite(a)) for a in jax.tree.leaves(server.solution(now))):
+            raise Wrong("after one round on this site's data alone the parameters are not finite: check the data")
+        self.state_bytes = sum(a.nbytes for a in sites[0].store.read(now.after[0]).values())
+        return f"finite, {time.monotonic() - began:.1f} s with compilation; {self.state_bytes / 1e6:.1f} MB of state"
+
+    def disk(self) -> str:
+        if self.state_bytes is None:
+            raise Wrong("not checked: see above")
+        folder = self.site.folder / self.site.state
+        free, need = shutil.disk_usage(folder).free, 4 * self.state_bytes + 10e6
+        if free < need:
+            raise Wrong(f"{free / 1e6:.0f} MB are free at {folder}, and {need / 1e6:.0f} MB are needed")
+        return f"{free / 1e9:.1f} GB free"
+
+    def private_key(self) -> str:
+        from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+        from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+
+        path, name = self.site.private_key, self.site.site
+        if not path.exists():
+            raise Wrong(f"there is no {path}: create it with `fedstrata deploy keys {name}`")
+        if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+            raise Wrong(f"others can read {path}: chmod 600 {path}")
+        if not isinstance(load_ssh_private_key(path.read_bytes(), None), EllipticCurvePrivateKey):
+            raise Wrong(f"{path} is not a key on a NIST curve: create one with `fedstrata deploy keys {name}`")
+        return f"{path.name}, readable by its owner alone"
+
+    def authority(self) -> str:
+        path = self.site.folder / self.site.authority
+        if not path.exists():
+            raise Wrong(f"there is no {path}: the server's owner creates it with `fedstrata deploy keys server`")
+        left = days_left(path)
+        if left <= 0:
+            raise Wrong(f"{path} expired {-left:.0f} days ago: the server's owner creates new keys")
+        return f"expires in {left:.0f} days"
+
+    def server(self) -> str:
+        site = self.site
+        host, port = split_address(site.server)
+        if site.insecure:
+            connection: HTTPConnection = HTTPConnection(host, port, timeout=10)
+        else:
+            context = ssl.create_default_context(cafile=str(site.folder / site.authority))
+            connection = HTTPSConnection(host, port, timeout=10, context=context)
+        try:
+            connection.request("GET", "/")
+            response = connection.getresponse()
+        except ssl.SSLCertVerificationError as error:
+            raise Wrong(
+                f"{site.server} is not the server that {site.authority} was made for: {error.verify_message}"
+            ) from None
+        except (OSError, HTTPException) as error:
+            raise Wrong(
+                f"no response from {site.server} ({error}): is the SuperLink running, and the port open?"
+            ) from None
+        finally:
+            connection.close()
+        self.dates = response.getheader("Date"), time.time()
+        return f"{site.server} responds" + ("" if site.insecure else ", with the right certificate")
+
+    def clock(self) -> str:
+        if self.dates is None:
+            raise Wrong("not checked: see above")
+        date, here = self.dates
+        if date is None:
+            return "the server does not send its time"
+        ahead = here - parsedate_to_datetime(date).timestamp()
+        if not -BEHIND < ahead < AHEAD + 1:  # the server's time has whole seconds
+            raise Wrong(
+                f"this clock is {abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} the server's: set it"
+            )
+        return f"within {max(abs(ahead), 1):.0f} s of the server's"

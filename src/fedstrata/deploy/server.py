@@ -1,0 +1,256 @@
+"""The server of a deployed run: it calls sites, merges their replies, and holds the run's state."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import PRNGKeyArray
+
+from fedstrata.core.algorithm import Cohort
+from fedstrata.core.memory import Pool
+from fedstrata.core.placement import part
+from fedstrata.core.vector import Vector
+from fedstrata.deploy.agreement import Agreement
+from fedstrata.deploy.evaluation.request import Reply, Request
+from fedstrata.deploy.evaluation.summary import Summary, summarise
+from fedstrata.deploy.link import Link, Report, collect
+from fedstrata.deploy.messages import BEGIN, EVALUATE, START, Message, Stage, pack, unpack
+from fedstrata.deploy.privacy_accountant import PrivacyAccountant
+from fedstrata.deploy.secure_sum import SecureSum, check_secure, concealed_like, weights_at
+from fedstrata.deploy.server_program import merge_and_step, merge_starts, pool_again, present, stack
+from fedstrata.engine import initialise
+from fedstrata.engine.checkpoint import CheckpointError, Checkpoints
+from fedstrata.engine.codec import from_named_arrays, named_arrays
+from fedstrata.engine.layout import newest
+from fedstrata.engine.privacy import Spent, means
+from fedstrata.engine.server import broadcast
+from fedstrata.engine.visibility import show_server
+
+POOLS = "pools"  # the prefix of the first pools' names in a checkpoint
+
+Sent = dict[int, dict[str, Any]]  # by site number: fields by path
+
+
+class ServerState(NamedTuple):
+    """What the server of a run remembers between rounds."""
+
+    round: int  # the next one
+    shared: Any  # the algorithm's state
+    after: dict[int, Stage]  # by site: its last stage that is part of this state
+    pools: Mapping[str, Pool] = {}  # the rows that all sites pooled before round 0, while their history lasts
+
+
+class QuorumError(RuntimeError):
+    """Too few sites replied."""
+
+
+class Server:
+    """Runs the rounds of one run over a link to its sites."""
+
+    def __init__(
+        self,
+        agreement: Agreement,
+        names: tuple[str, ...],
+        link: Link,
+        *,
+        quorum: float = 1.0,
+        on_report: Callable[[Report], None] = lambda report: None,
+        noise_key: PRNGKeyArray | None = None,
+        secure: SecureSum | None = None,
+    ):
+        """A server that has not called any site yet.
+
+        Args:
+            agreement: of the run.
+            names: of the sites, in the order of their numbers.
+            link: carries calls to sites and their replies back.
+            quorum: the share of a round's sites that must reply in each of its exchanges.
+            on_report: called after every exchange.
+            noise_key: of the noise in a private run; None: a fresh key of the operating system for every merge.
+            secure: sums what sites have concealed, if they do.
+        """
+        if not 0 < quorum <= 1:
+            raise ValueError(f"quorum={quorum} must be a share of the sites: > 0 and <= 1")
+        if len(set(names)) != len(names) or len(names) != agreement.context.clients:
+            raise ValueError(f"a run of {agreement.context.clients} sites needs as many different names, not {names}")
+        check_secure(agreement, secure)
+        self.agreement, self.names, self.link, self.quorum, self.on_report = agreement, names, link, quorum, on_report
+        self.context = agreement.started()
+        self.algorithm, self.problem = self.context.algorithm, self.context.problem
+        self.phases = self.algorithm.phases(self.problem)
+        self.accountant, self.secure = PrivacyAccountant(self.context.privacy, noise_key), secure
+        self.reply_like = self.context.template if secure is None else concealed_like(self.context.template)
+
+    def begin(self) -> ServerState:
+        """The state before round 0: every site prepares its fields, and their starts are merged where needed."""
+        sites, stage, starts = list(range(len(self.names))), Stage(-1, BEGIN), initialise.sent_at_start(self.context)
+        sent = self._call(sites, stage, {}, {}, starts)
+        self._check_quorum(list(sent), len(sites), stage)  # a site without a start could never take part
+        if not self.algorithm.merge_at_init:
+            shared = initialise.blank(self.context, self.context.cohort_size)
+            return ServerState(0, shared, dict.fromkeys(sent, stage))
+        everyone = self.context.everyone(self.agreement.key)
+        empty = initialise.blank(self.context, len(sites))
+        rows, summed = self._reveal(stage, sent)
+        noise = self._noise(stage, sites, starts)
+        merged = merge_starts(self.agreement, empty, stack(rows, sites), everyone, noise, summed)
+        if initialise.starts_twice(self.algorithm):
+            stage, fields = Stage(-1, START), initialise.received_at_start(merged)
+            sent = self._call(sites, stage, fields, {}, initialise.pools(self.context))
+            self._check_quorum(list(sent), len(sites), stage)
+            merged = pool_again(self.agreement, empty, merged, stack(sent, sites), everyone)
+        start = initialise.narrowed(self.context, merged, everyone)
+        return ServerState(0, start.shared, dict.fromkeys(sent, stage), start.first_round_starts)
+
+    def cohort(self, round: int) -> Cohort:
+        """The sites of a round."""
+        return self.context.cohort(self.agreement.key, jnp.array(round, jnp.int32))
+
+    def round(self, now: ServerState) -> ServerState:
+        """The state after one more round. A site that misses an exchange is absent for the rest of the round.
+
+        Raises:
+            QuorumError: too few sites replied; `now` stays valid, and the round can be repeated.
+        """
+        cohort, shared, done = self.cohort(now.round), now.shared, 0
+        ids, here = [int(i) for i in np.asarray(cohort.ids)], [bool(p) for p in np.asarray(cohort.present)]
+        left = [i for i, p in zip(ids, here, strict=True) if p]
+        needed = max(1, int(np.ceil(self.quorum * len(left))))
+        for exchange, phase in zip(self.context.exchanges, self.phases, strict=True):
+            for repetition in range(phase.repeat):
+                if phase.when is not None and not bool(phase.when(shared, cohort, jnp.array(repetition, jnp.int32))):
+                    continue
+                stage = Stage(now.round, done, exchange.number, repetition)
+                sent = self._call(left, stage, broadcast(exchange, shared, now.pools), now.after, exchange.sends)
+                left = [i for i in left if i in sent]
+                self._check_quorum(left, needed, stage)
+                cohort = present(cohort, sent)
+                rows, summed = self._reveal(stage, sent)
+                noise = self._noise(stage, list(sent), exchange.sends)
+                shared = merge_and_step(self.agreement, exchange, shared, stack(rows, ids), cohort, noise, summed)
+                done += 1
+        last = dict.fromkeys(left, Stage(now.round, done - 1)) if done else {}  # a round may have no exchange
+        pools = now.pools if now.round + 1 < initialise.first_rounds(now.pools) else {}
+        return ServerState(now.round + 1, shared, now.after | last, pools)
+
+    def _check_quorum(self, left: list[int], needed: int, stage: Stage) -> None:
+        if len(left) < needed:
+            raise QuorumError(
+                f"round {stage.round}, phase {stage.phase}: {len(left)} sites replied, and {needed} must; the state "
+                "is that before this round"
+            )
+
+    def _noise(self, stage: Stage, sites: list[int], sent: tuple[str, ...]) -> PRNGKeyArray | None:
+        released = bool(means(self.context.state, sent))
+        return self.accountant.key_for(stage, [self.names[i] for i in sites], released)
+
+    def _reveal(self, stage: Stage, sent: Sent) -> tuple[Sent, dict[str, Any]]:
+        """What was sent in the open, and the means of what was concealed."""
+        paths = means(self.context.state, tuple(next(iter(sent.values()))))
+        if self.secure is None or not paths:
+            return sent, {}
+        weights = weights_at(self.agreement, stage.round)
+        parts = {i: pack({p: fields[p] for p in paths})[0] for i, fields in sent.items() if i in weights}
+        total = self.secure.reveal(stage, list(weights), parts)
+        share = sum(weights[i] for i in parts)
+        like = pack({p: part(self.context.template, p) for p in paths})[0]
+        mean = {name: (total[name] / share).astype(a.dtype) for name, a in like.items()}
+        rows = {i: {p: v for p, v in fields.items() if p not in paths} for i, fields in sent.items()}
+        return rows, unpack(mean, self.context.template, paths)
+
+    def privacy(self) -> Spent | None:
+        """The privacy spent so far; None if the run is not private. A repeated round counts again."""
+        return self.accountant.spent()
+
+    def save(self, store: Checkpoints, now: ServerState) -> None:
+        """Write a checkpoint.
+
+        Args:
+            store: where to.
+            now: the state.
+        """
+        self.accountant.keep_in(store.folder)
+        after = {self.names[i]: list(stage) for i, stage in now.after.items()}
+        counts = self.accountant.counts
+        config = {"run": self.agreement.run, "sites": list(self.names), "after": after, "mechanisms": counts}
+        arrays = {**named_arrays(now.shared, "shared"), **named_arrays(dict(now.pools), POOLS)}
+        store.save(now.round, arrays, config)
+
+    def load(self, store: Checkpoints) -> ServerState | None:
+        """The state of the last checkpoint; None if there is none.
+
+        Args:
+            store: where from.
+
+        Raises:
+            CheckpointError: the checkpoint is of another run, or of other sites.
+        """
+        if (saved := store.load()) is None:
+            self.accountant.keep_in(store.folder)
+            return None
+        for name, expected in (("run", self.agreement.run), ("sites", list(self.names))):
+            if saved.config[name] != expected:
+                raise CheckpointError(f"{store.folder} holds {name} {saved.config[name]!r}, and this is {expected!r}")
+        self.accountant.keep_in(store.folder, saved.config.get("mechanisms", {}))
+        like = jax.eval_shape(lambda: initialise.blank(self.context, self.context.cohort_size))
+        pools = {name: array for name, array in saved.arrays.items() if name.startswith(POOLS)}
+        state = {name: array for name, array in saved.arrays.items() if name not in pools}
+        shared = jax.tree.map(jnp.asarray, from_named_arrays(like, state, "shared"))
+        after = {i: Stage(*saved.config["after"][name]) for i, name in enumerate(self.names)}
+        return ServerState(saved.round, shared, after, self._first_pools(pools) if pools else {})
+
+    def _first_pools(self, arrays: Mapping[str, np.ndarray]) -> dict[str, Pool]:
+        blank = lambda: initialise.blank(self.context, len(self.names))
+        like = jax.eval_shape(lambda: {f: newest(getattr(blank(), f)) for f in initialise.pools(self.context)})
+        return jax.tree.map(jnp.asarray, from_named_arrays(like, arrays, POOLS))
+
+    def solution(self, now: ServerState) -> Vector:
+        """The parameters that the algorithm returns in this state."""
+        return self.algorithm.solution(self.problem, show_server(now.shared))
+
+    def evaluate(self, now: ServerState, splits: Sequence[str] | None = None, scores: Sequence[str] = ()) -> Summary:
+        """The quality of the solution, measured by every site on its data. No state changes.
+
+        Args:
+            now: the state.
+            splits: to evaluate on; None: all that the problem can evaluate.
+            scores: splits of which sites send the score and label of every row, for the AUC over the rows of all
+                sites. A site may withhold them; then there is no such AUC.
+        """
+        x, stage = self.solution(now), Stage(now.round, EVALUATE)
+        request = Request.of(self.agreement, splits, scores)
+        arrays = request.packed(self.agreement, x)
+        replies: dict[str, Reply] = {}
+        missing: dict[str, str] = {}
+        if request.measures:
+            calls = {i: Message(self.agreement.run, stage, name, arrays) for i, name in enumerate(self.names)}
+            received, report = collect(self.link, stage, calls, lambda m: request.read(self.agreement, m.arrays))
+            self.on_report(report)
+            replies, missing = {self.names[i]: reply for i, reply in received.items()}, report.missing
+        return summarise(self.agreement, request, x, now.round, replies, missing)
+
+    def _call(
+        self,
+        sites: list[int],
+        stage: Stage,
+        fields: Mapping[str, Any],
+        after: Mapping[int, Stage],
+        wanted: tuple[str, ...],
+    ) -> Sent:
+        """What these sites send, in the order of their numbers; an invalid reply counts as missing."""
+        arrays, pools = pack(fields)
+        message = lambda i: Message(self.agreement.run, stage, self.names[i], arrays, after.get(i), pools or None)
+        calls = {i: message(i) for i in sites}
+        received, report = collect(self.link, stage, calls, lambda reply: self._fields(reply, wanted))
+        self.on_report(report)
+        return received
+
+    def _fields(self, reply: Message, wanted: tuple[str, ...]) -> dict[str, Any]:
+        """The fields of a reply; a ValueError if it is invalid."""
+        fields = unpack(reply.arrays, self.reply_like, wanted)
+        for name, array in reply.arrays.items():
+            if np.issubdtype(array.dtype, np.inexact) and not np.all(np.isfinite(array)):
+                raise ValueError(f"{name} has values that are not finite")
+        return fields

@@ -1,0 +1,208 @@
+"""A site: one client of a deployed run, on its own data. It answers calls and stores the fields that it must keep."""
+
+import re
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from fedstrata.base.clock import domain
+from fedstrata.core.placement import Hidden, field_of, select
+from fedstrata.data.federation import Federation
+from fedstrata.deploy.agreement import Agreement
+from fedstrata.deploy.evaluation import request
+from fedstrata.deploy.messages import BEGIN, EVALUATE, Message, Stage, pack, unpack
+from fedstrata.deploy.secure_sum import SecureSum, check_secure, digest, split, weights_at
+from fedstrata.deploy.site_store import SiteStore
+from fedstrata.engine import initialise
+from fedstrata.engine.client import Client, kept_fields, run_client
+from fedstrata.engine.codec import from_named_arrays
+from fedstrata.engine.layout import local_fields, window
+from fedstrata.engine.privacy import first_reference, next_reference
+
+REFERENCE = "told "  # the prefix in the store of a field's reference value: what the server last sent of it
+
+Fields = dict[str, Any]  # by name
+
+
+class Site:
+    """Answers the calls of one run as one of its clients."""
+
+    def __init__(
+        self,
+        agreement: Agreement,
+        name: str,
+        number: int,
+        store: SiteStore,
+        *,
+        data: Federation | None = None,
+        tells: request.Tells | None = None,
+        secure: SecureSum | None = None,
+    ):
+        """A site that has not been called yet, or one that resumes from its store.
+
+        Args:
+            agreement: of the run, with this site's data (`with_data`).
+            name: of the site.
+            number: of the site in the run.
+            store: where its fields are kept.
+            data: all splits of the site, for evaluations.
+            tells: what may leave the site in an evaluation: "nothing"; "measures", which are means over its rows; or
+                "scores", which adds the score and label of every row if the server requests them. None: "measures",
+                but "nothing" in a private run or with a secure sum, which do not protect evaluations.
+            secure: conceals this site's part of every mean.
+        """
+        check_secure(agreement, secure)
+        self.agreement, self.name, self.number, self.store = agreement, name, number, store
+        self.data, self.secure = data, secure
+        self.tells: request.Tells | None = tells
+        self.context = agreement.started()
+        self.view = jax.eval_shape(lambda: window(self.context.template, self.context.data))
+        self.first_round_starts = initialise.own_fields(self.context, agreement.key)
+        self.local_fields = local_fields(self.context.state)
+
+    def answer(self, call: Message) -> Message:
+        """The reply to a call of the server. A call that fails leaves the store unchanged.
+
+        Args:
+            call: the server's message.
+
+        Raises:
+            ValueError: the call is for another site or run, or it is malformed.
+        """
+        if call.run != self.agreement.run or call.site != self.name:
+            raise ValueError(
+                f"{self.name}: this call is for {call.site!r} in run {call.run!r}, not {self.agreement.run!r}"
+            )
+        if call.stage.exchange == EVALUATE:
+            return Message(call.run, call.stage, self.name, self._evaluate(call))
+        if call.stage.round < 0:
+            kept, sent = self._begin(call)
+            stages = {call.stage[:2], (-1, BEGIN)}
+        else:
+            kept, sent = self._work(call)
+            before = (call.after or Stage(-1, BEGIN))[:2]
+            stages = {before, call.stage[:2], (call.stage.round, call.stage.exchange - 1)}
+        arrays = self._concealed(call, pack(sent)[0])
+        self.store.write(call.stage, pack(kept)[0])
+        self.store.keep(stages)
+        return Message(call.run, call.stage, self.name, arrays)
+
+    def _concealed(self, call: Message, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """What leaves the site: with a secure sum, its part of every mean is concealed."""
+        if self.secure is None:
+            return arrays
+        summed, rows = split(self.context.state, arrays)
+        weights = weights_at(self.agreement, call.stage.round)
+        weighted = {name: weights[self.number] * a.astype(np.float64) for name, a in summed.items()}
+        return {**rows, **self.secure.conceal(call.stage, digest(call), list(weights), weighted)}
+
+    def _evaluate(self, call: Message) -> dict[str, np.ndarray]:
+        if self.data is None:
+            raise ValueError(f"{self.name}: this site has no data to evaluate on; give Site(..., data=) its splits")
+        secret = self.context.privacy is not None or self.secure is not None
+        tells: request.Tells = self.tells or ("nothing" if secret else "measures")
+        return request.answer(self.agreement, self.data, call.arrays, tells, self.name)
+
+    def _begin(self, call: Message) -> tuple[Fields, Fields]:
+        """The fields that the site keeps before round 0, and those that it sends."""
+        if call.stage.exchange == BEGIN:
+            received, sends = None, initialise.sent_at_start(self.context)
+        else:
+            down = select(self.context.state, lambda p: p.down)
+            received = unpack(call.arrays, self.context.template, down, call.pools or {})
+            sends = initialise.pools(self.context)
+        state = _start(self.agreement.unnamed(), _int32(self.number), received)
+        kept = (*self.local_fields, *self.first_round_starts)
+        return {f: getattr(state, f) for f in kept}, {f: getattr(state, f) for f in sends}
+
+    def _work(self, call: Message) -> tuple[Fields, Fields]:
+        """The fields that the site keeps after an exchange, and those that it sends."""
+        stage, exchange = call.stage, self.context.exchanges[call.stage.phase]
+        received = unpack(call.arrays, self.context.template, exchange.receives, call.pools or {})
+        copies = self._copies(call)
+        received_fields = {f for earlier in self.context.exchanges[: stage.phase] for f in earlier.fields}
+        if stage.exchange == 0:
+            received = {f: v for f, v in received.items() if field_of(f) not in copies}
+            received_fields |= set(copies) - set(self.local_fields)
+        when = (_int32(self.number), _int32(stage.round), _int32(stage.repetition))
+        reference = None if self.context.privacy is None else next_reference(self._reference(stage), received)
+        agreement, fields = self.agreement.unnamed(), frozenset(received_fields)
+        after = _work(agreement, when, stage.phase, fields, copies, received, reference)
+        kept = {f: after[f] for f in kept_fields(self.context.state)} | _stored_reference(reference)
+        return kept, {f: after[f] for f in exchange.sends}
+
+    def fields(self, stage: Stage) -> Fields:
+        """The site's fields after one of its stages."""
+        return {f: v for f, v in self._stored(stage).items() if not f.startswith(REFERENCE)}
+
+    def _reference(self, stage: Stage) -> Any:
+        """The reference values before this stage: what the server sent earlier in the round."""
+        first = first_reference(self.context.template)
+        if stage.exchange == 0:
+            return first
+        stored = self._stored(Stage(stage.round, stage.exchange - 1))
+        return first._replace(**{f.removeprefix(REFERENCE): v for f, v in stored.items() if f.startswith(REFERENCE)})
+
+    def _stored(self, stage: Stage) -> Fields:
+        by_field: dict[str, dict[str, np.ndarray]] = {}
+        for name, array in self.store.read(stage).items():
+            by_field.setdefault(re.split(r"[.\[]", name)[0], {})[name] = array
+        like = lambda f: getattr(self.view, f.removeprefix(REFERENCE))
+        return {f: from_named_arrays(like(f), arrays, f) for f, arrays in by_field.items()}
+
+    def _copies(self, call: Message) -> Fields:
+        """The site's copies of fields when an exchange begins."""
+        round, exchange = call.stage[:2]
+        if exchange > 0:
+            return self.fields(Stage(round, exchange - 1))
+        stored = self.fields(call.after or Stage(-1, BEGIN))
+        # Copies of what the server sent end with their round; a start that differs from the server's serves round 0.
+        return stored if round == 0 else {f: v for f, v in stored.items() if f in self.local_fields}
+
+
+def _stored_reference(reference: Any) -> Fields:
+    fields = {} if reference is None else reference._asdict()
+    return {REFERENCE + f: value for f, value in fields.items() if not isinstance(value, Hidden)}
+
+
+def _int32(value: int) -> Array:
+    return jnp.asarray(value, jnp.int32)
+
+
+@eqx.filter_jit
+def _start(agreement: Agreement, number: Array, received: Fields | None) -> Any:
+    context = agreement.started()
+    if not initialise.starts_differ(context.algorithm):
+        return window(context.template, context.data)
+    client = Client.of(context.data, number, _int32(0), domain(agreement.key, "start"), 0)
+    if received is None:
+        return initialise.sent_one(context, client)
+    return initialise.start_one(context, client, received)
+
+
+@eqx.filter_jit
+def _work(
+    agreement: Agreement,
+    when: tuple[Array, Array, Array],
+    phase: int,
+    received_fields: frozenset[str],
+    copies: Fields,
+    received: Fields,
+    reference: Any,
+) -> Fields:
+    (number, round, repetition), context = when, agreement.started()
+    client = Client.of(context.data, number, _int32(0), domain(agreement.key, "sample"), round)
+    return run_client(
+        context,
+        context.exchanges[phase],
+        client,
+        copies=copies,
+        received=received,
+        received_fields=received_fields,
+        repetition=repetition,
+        reference=reference,
+    )

@@ -1,0 +1,109 @@
+"""Where a site keeps its fields: on disk, one file with a checksum per stage, readable by its owner only."""
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from fedstrata.base.files import replacing
+from fedstrata.deploy.messages import Stage
+from fedstrata.engine.codec import decode, encode
+
+
+class SiteStore(Protocol):
+    """A site's fields by stage. The server may never accept a stage: then the site resumes from an earlier one."""
+
+    def read(self, stage: Stage) -> Mapping[str, np.ndarray]:
+        """The arrays of a stage."""
+        ...
+
+    def write(self, stage: Stage, arrays: Mapping[str, np.ndarray]) -> None:
+        """Keep the arrays of a stage; a second write replaces the first."""
+        ...
+
+    def keep(self, stages: set[tuple[int, int]]) -> None:
+        """Delete all other stages, given as (round, exchange)."""
+        ...
+
+
+class SiteStoreError(RuntimeError):
+    """A stage is missing or damaged, or cannot be written."""
+
+
+class DiskStore:
+    """The stages of one site in one run, as files. A crash leaves no incomplete file."""
+
+    def __init__(self, folder: str | Path, site: str):
+        """A store in this folder, which is created if needed.
+
+        Args:
+            folder: where the files are.
+            site: the site's name, for error messages.
+        """
+        self.folder, self.site = Path(folder), site
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self.folder.chmod(0o700)
+        except OSError as error:
+            raise SiteStoreError(f"{site}: cannot keep its state in {self.folder}: {error.strerror}") from error
+
+    def stages(self) -> list[tuple[int, int]]:
+        """The stages that are stored, in order, as (round, exchange)."""
+        names = (path.stem.split("_") for path in self.folder.glob("*_*.state"))
+        return sorted((int(round), int(exchange)) for round, exchange in names)
+
+    def read(self, stage: Stage) -> Mapping[str, np.ndarray]:
+        """The arrays of a stage; a SiteStoreError if they are missing or damaged."""
+        path = self._path(*stage[:2])
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:
+            stored = ", ".join(map(str, self.stages())) or "none"
+            raise SiteStoreError(
+                f"{self.site}: the server resumes from stage {stage[:2]} of (round, exchange), which is not in "
+                f"{self.folder} (stored: {stored}); restore the folder, or start a new run"
+            ) from None
+        if hashlib.sha256(data[32:]).digest() != data[:32]:
+            raise SiteStoreError(f"{self.site}: {path} is damaged; restore it from a copy, or start a new run")
+        return decode(data[32:])
+
+    def write(self, stage: Stage, arrays: Mapping[str, np.ndarray]) -> None:
+        """Write the file of a stage; a SiteStoreError if the disk refuses it."""
+        data = encode(arrays)
+        try:
+            with replacing(self._path(*stage[:2])) as path:
+                path.write_bytes(hashlib.sha256(data).digest() + data)
+        except OSError as error:
+            raise SiteStoreError(
+                f"{self.site}: cannot write {len(data) / 1e6:.1f} MB to {self.folder}: {error.strerror}; its state "
+                "has not changed"
+            ) from error
+
+    def keep(self, stages: set[tuple[int, int]]) -> None:
+        """Delete the files of all other stages."""
+        for stage in set(self.stages()) - stages:
+            self._path(*stage).unlink(missing_ok=True)
+
+    def _path(self, round: int, exchange: int) -> Path:
+        return self.folder / f"{round}_{exchange}.state"
+
+
+class MemoryStore:
+    """A store that lasts as long as the process."""
+
+    def __init__(self) -> None:
+        self.stored: dict[tuple[int, int], bytes] = {}
+
+    def read(self, stage: Stage) -> Mapping[str, np.ndarray]:
+        """The arrays of a stage."""
+        return decode(self.stored[stage[:2]])
+
+    def write(self, stage: Stage, arrays: Mapping[str, np.ndarray]) -> None:
+        """Keep the arrays of a stage."""
+        self.stored[stage[:2]] = encode(arrays)
+
+    def keep(self, stages: set[tuple[int, int]]) -> None:
+        """Delete all other stages."""
+        self.stored = {stage: data for stage, data in self.stored.items() if stage in stages}

@@ -1,0 +1,1 @@
+"""Small solvers that compile: Newton, linear programs, operations on gathered rows."""

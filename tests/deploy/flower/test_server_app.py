@@ -1,0 +1,240 @@
+"""The server and the workers over a grid in this process that loses messages, nodes and folders on purpose."""
+
+import errno
+import itertools
+import json
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr", reason="flwr is not installed")
+
+from cases import CASES, task_of
+from deployments import OPTIONS, simulated
+from flwr.supercore.task_identity import TaskIdentity
+
+import fedstrata as fs
+from fedstrata.deploy.flower import grid_link, roster, server_app
+from fedstrata.deploy.flower.client_app import opened, record
+from fedstrata.deploy.flower.deployment import Deployment
+from fedstrata.deploy.flower.worker import Worker
+from fedstrata.deploy.server import QuorumError
+from fedstrata.engine.privacy import epsilon
+
+NAME, ROUNDS, SITES = "SCAFFOLD", 3, 3
+TASK = task_of(CASES[NAME].algorithm)
+
+
+def load(settings):
+    return TASK.federation.select([settings["number"]])
+
+
+def deployment(**changes):
+    options = {**OPTIONS, "seed": 5}
+    found = Deployment(TASK.problem, CASES[NAME].algorithm, load, ROUNDS, SITES, options, deadline=20.0)
+    return found._replace(**changes)
+
+
+class Grid:
+    """Nodes by number; each is a worker with its settings. `on_message` may lose a message or change its reply."""
+
+    def __init__(self):
+        self.nodes, self.numbers = {}, itertools.count(100)
+        self.replies, self.ids = {}, itertools.count()
+        self.on_message = lambda kind, site, answer: answer()
+
+    def join(self, folder, number, name=None, made=None):
+        settings = {"site": name or f"site-{number}", "state": str(folder), "number": number}
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        node = next(self.numbers)
+        self.nodes[node] = Worker(made or deployment(), Path(folder), "1"), settings
+        return node
+
+    def get_node_ids(self):
+        return list(self.nodes)
+
+    def push_messages(self, messages):
+        return [self._push(message) for message in messages]
+
+    def _push(self, message):
+        number, kind = str(next(self.ids)), message.metadata.message_type
+        if message.metadata.dst_node_id in self.nodes:
+            worker, settings = self.nodes[message.metadata.dst_node_id]
+            about, body = opened(message.content)
+            request = {"kind": kind, "code": "1", "settings": settings, "about": about}
+            found = self.on_message(kind, settings["site"], lambda: _answer(worker, request, body))
+            if found is not None:
+                meta = SimpleNamespace(reply_to_message_id=number)
+                reply = SimpleNamespace(metadata=meta, has_content=lambda: True, content=record(*found))
+                self.replies[number] = reply
+        return number
+
+    def pull_messages(self, ids):
+        return [self.replies.pop(i) for i in ids if i in self.replies]
+
+
+def _answer(worker, request, body):
+    try:
+        return worker.answer(request, body)
+    except Exception as error:
+        return {"error": f"{type(error).__name__}: {error}"}, b""
+
+
+@pytest.fixture(autouse=True)
+def hurry(monkeypatch):
+    for name in ("run_id", "node_id", "task_id"):  # Flower sets them in a server app
+        monkeypatch.setattr(TaskIdentity, f"_{name}", 1)
+    for name, value in {"POLL": 0.001, "LOOK": 0.002, "AGAIN": 0.05}.items():
+        monkeypatch.setattr(roster, name, value)
+        monkeypatch.setattr(grid_link, name, value)
+
+
+@pytest.fixture
+def grid(tmp_path):
+    found = Grid()
+    for number in range(SITES):
+        found.join(tmp_path / f"site-{number}", number)
+    return found
+
+
+@pytest.fixture(scope="module")
+def expected():
+    return simulated(NAME, ROUNDS).solution()
+
+
+def solution(folder):
+    return np.load(folder / "solution.npz")["params"]
+
+
+def missing(folder):
+    rows = [json.loads(line) for line in (folder / "reports.jsonl").read_text().splitlines()]
+    return {(row["stage"][0], site): why for row in rows for site, why in row["missing"].items()}
+
+
+def test_a_run_equals_the_simulated_one(grid, tmp_path, expected):
+    server_app.serve(deployment(), grid, "first", tmp_path / "out")
+    np.testing.assert_allclose(solution(tmp_path / "out"), expected, rtol=1e-12)
+    assert missing(tmp_path / "out") == {}
+    found = json.loads((tmp_path / "out" / "evaluations.jsonl").read_text())
+    np.testing.assert_allclose(found["objective"], simulated(NAME, ROUNDS).history.last("objective")[0], rtol=1e-12)
+
+
+def test_a_lost_call_is_sent_again_and_a_lost_reply_costs_no_work(grid, tmp_path, expected, monkeypatch):
+    seen, worked = [], []
+    from fedstrata.deploy.flower import worker as workers
+
+    monkeypatch.setattr(
+        workers.Site, "answer", _counted(workers.Site.answer, lambda site, call: worked.append((site.name, call.stage)))
+    )
+
+    def lose(kind, site, answer):
+        seen.append((kind, site))
+        times = seen.count((kind, site))
+        if kind == "train.phase0" and site == "site-0" and times == 1:
+            return None  # the call is lost
+        found = answer()
+        return None if kind == "train.phase0" and site == "site-1" and times == 1 else found  # the reply is lost
+
+    grid.on_message = lose
+    server_app.serve(deployment(), grid, "first", tmp_path / "out")
+    np.testing.assert_allclose(solution(tmp_path / "out"), expected, rtol=1e-12)
+    assert len(worked) == len(set(worked)) == SITES * (1 + ROUNDS + 1)  # the beginning, the rounds, and an evaluation
+
+
+def _counted(function, note):
+    def wrapped(self, call):
+        note(self, call)
+        return function(self, call)
+
+    return wrapped
+
+
+def test_a_node_that_returns_with_another_number_is_the_same_site(grid, tmp_path, expected):
+    def leave(kind, site, answer):
+        if kind == "train.phase0" and site == "site-1" and not hasattr(grid, "left"):
+            grid.left = next(node for node, (_, settings) in grid.nodes.items() if settings["site"] == site)
+            del grid.nodes[grid.left]
+            grid.join(tmp_path / "site-1", 1)
+            return None
+        return answer()
+
+    grid.on_message = leave
+    server_app.serve(deployment(), grid, "first", tmp_path / "out")
+    np.testing.assert_allclose(solution(tmp_path / "out"), expected, rtol=1e-12)
+
+
+def test_a_run_with_two_sites_of_one_name_does_not_begin(grid, tmp_path):
+    grid.join(tmp_path / "other", 3, "site-1")
+    with pytest.raises(RuntimeError, match=r"has not begun.*'site-1'"):
+        server_app.serve(deployment(sites=4), grid, "first", tmp_path / "out")
+
+
+def test_a_second_site_with_the_same_name_is_refused(grid, tmp_path, expected, caplog):
+    def come(kind, site, answer):
+        if kind == "train.phase0" and not hasattr(grid, "stranger"):
+            grid.stranger = grid.join(tmp_path / "other", 3, "site-1")
+        return answer()
+
+    grid.on_message = come
+    server_app.serve(deployment(), grid, "first", tmp_path / "out")
+    np.testing.assert_allclose(solution(tmp_path / "out"), expected, rtol=1e-12)
+    assert "another site has the name 'site-1'" in caplog.text
+
+
+def test_a_site_without_its_folder_is_named_and_resumes_with_it(grid, tmp_path, expected):
+    server_app.serve(deployment(rounds=1), grid, "first", tmp_path / "out")
+    shutil.move(tmp_path / "site-1", tmp_path / "away")
+    old = next(node for node, (_, settings) in grid.nodes.items() if settings["number"] == 1)
+    del grid.nodes[old]
+    grid.join(tmp_path / "site-1", 1)
+    with pytest.raises(QuorumError):
+        server_app.serve(deployment(deadline=0.2), grid, "first", tmp_path / "out")
+    assert "restore the folder" in missing(tmp_path / "out")[1, "site-1"]
+    grid.nodes.popitem()
+    shutil.rmtree(tmp_path / "site-1")
+    shutil.move(tmp_path / "away", tmp_path / "site-1")
+    grid.join(tmp_path / "site-1", 1)
+    server_app.serve(deployment(), grid, "first", tmp_path / "out")
+    np.testing.assert_allclose(solution(tmp_path / "out"), expected, rtol=1e-12)
+
+
+def test_a_full_disk_at_a_site_is_reported_and_the_run_continues(grid, tmp_path, expected, monkeypatch):
+    """A round without a quorum is repeated; by then the disk has room."""
+    from fedstrata.deploy import site_store
+
+    real, full = site_store.replacing, []
+
+    def replacing(path):
+        if "site-2" in str(path) and Path(path).name == "1_0.state" and not full:
+            full.append(path)
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(path)
+
+    monkeypatch.setattr(site_store, "replacing", replacing)
+    server_app.serve(deployment(), grid, "first", tmp_path / "out")
+    np.testing.assert_allclose(solution(tmp_path / "out"), expected, rtol=1e-12)
+    assert "No space left" in missing(tmp_path / "out")[1, "site-2"]
+
+
+def test_a_private_run_reports_the_privacy_spent(grid, tmp_path):
+    """Every round of SCAFFOLD is one release; the noise is not the simulated one, whose seed all sites have."""
+    private = deployment(options={**OPTIONS, "seed": 5, "privacy": fs.Privacy(clip=1.0, noise=2.0)})
+    for worker, _ in grid.nodes.values():
+        worker.deployment = private
+    server_app.serve(private, grid, "first", tmp_path / "out")
+    found = json.loads((tmp_path / "out" / "evaluations.jsonl").read_text())["privacy"]
+    assert found["exchanges"] == ROUNDS
+    assert found["epsilon"] == pytest.approx(epsilon(2.0, ROUNDS, 1e-5))
+    simulation = fs.run(
+        TASK.problem, CASES[NAME].algorithm, TASK.federation.select(range(SITES)), rounds=ROUNDS, seeds=[5],
+        stationarity=False, privacy=fs.Privacy(clip=1.0, noise=2.0), **OPTIONS,
+    )  # fmt: skip
+    assert np.linalg.norm(solution(tmp_path / "out") - simulation.solution()) > 1e-3
+
+
+def test_more_sites_than_expected_are_named(grid, tmp_path):
+    with pytest.raises(RuntimeError, match="3 sites came, and 2 were expected"):
+        server_app.serve(deployment(sites=2), grid, "first", tmp_path / "out")

@@ -1,0 +1,93 @@
+"""The agreement of a run: data summaries of sites, and what is refused before it starts."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+import fedstrata as fs
+from fedstrata.deploy.agreement import DataSummary, agree, placeholder_federation, with_data
+from fedstrata.simulate.options import RunOptions
+from fedstrata.simulate.run import prepare
+
+
+def data(rows, columns=3, dtype=np.float32, **more):
+    return fs.Federation.from_clients([{"x": np.ones((rows, columns), dtype), "y": np.zeros(rows, np.int32), **more}])
+
+
+PROBLEM = fs.Average(lambda w, e: (w @ e["x"] - e["y"]) ** 2)
+OPTIONS = {"params": np.zeros(3, np.float32), "batch_size": 2}
+
+
+def agreement(*summaries, problem=PROBLEM, algorithm=None, **options):
+    return agree("run", problem, algorithm or fs.FedAvg(0.1), list(summaries), **{**OPTIONS, **options})
+
+
+def test_a_data_summary_has_sizes_and_shapes_and_travels_as_json():
+    summary = DataSummary.of("Ulm", data(5))
+    assert summary.counts == {"train": 5}
+    text = json.dumps(summary)
+    assert "1.0" not in text  # no value of the data
+    again = json.loads(text)
+    assert again[1:] == [{"train": 5}, {"train": {"x": ["float32", [3]], "y": ["int32", []]}}]
+
+
+def test_the_placeholder_federation_of_all_sites_takes_no_memory():
+    whole = placeholder_federation(
+        [DataSummary.of("Ulm", data(5)), DataSummary("Aalen", {"train": 10**9}, DataSummary.of("", data(1)).shapes)]
+    )
+    assert list(whole.names) == ["Ulm", "Aalen"]
+    np.testing.assert_array_equal(whole["train"].counts, [5, 10**9])
+    assert whole["train"].examples["x"].strides == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("other", "why"),
+    [
+        (data(4, columns=2), "Aalen has other data than Ulm: in split 'train', column 'x' is .*2.* and not .*3"),
+        (data(4, dtype=np.float64), "'float64'"),
+        (data(4, z=np.ones(4, np.float32)), "column 'z'"),
+    ],
+)
+def test_sites_whose_data_differ_are_named(other, why):
+    with pytest.raises(ValueError, match=why):
+        agreement(DataSummary.of("Ulm", data(5)), DataSummary.of("Aalen", other))
+
+
+def test_runs_that_are_impossible_over_sites_are_refused_before_they_start():
+    pairs = fs.Pairwise(lambda w, e: w @ e["x"], fs.pair_losses.Square())
+    ulm, aalen = DataSummary.of("Ulm", data(5)), DataSummary.of("Aalen", data(1))
+    with pytest.raises(ValueError, match="two sites have the name 'Ulm'"):
+        agreement(ulm, ulm)
+    with pytest.raises(ValueError, match="a site is one client, and its data have 2"):
+        DataSummary.of("Ulm", fs.Federation.from_clients([{"x": np.ones(2)}] * 2))
+    with pytest.raises(ValueError, match="SOX is centralised"):
+        agreement(ulm, problem=pairs, algorithm=fs.SOX(0.1))
+    with pytest.raises(ValueError, match="Aalen"):
+        agreement(ulm, aalen, sampling="epochs")
+    with pytest.raises(ValueError, match="cohort of 3 clients cannot be drawn from 2"):
+        agreement(ulm, aalen, cohort=3)
+    with pytest.raises(ValueError, match="Fair: give groups="):
+        agreement(ulm, problem=fs.Fair(lambda w, e: (w @ e["x"]) ** 2, "y"))
+
+
+def test_a_site_has_its_data_and_the_capacity_of_the_largest_site():
+    agreed = agreement(DataSummary.of("Ulm", data(5)), DataSummary.of("Aalen", data(9)))
+    own = with_data(agreed, data(5)).context.data["train"]
+    assert (int(own.count[0]), own.capacity, own.examples["x"].shape) == (5, 9, (5, 3))
+    assert agreed.context.data["train"].examples is None
+
+
+@pytest.mark.parametrize("seed", [3, 2**32 + 3])
+def test_a_seed_is_the_simulators_key_with_and_without_64_bit_numbers(seed):
+    problem = fs.Average(lambda w, e: (w @ e["x"]) ** 2)
+    for wide in (True, False):
+        with jax.enable_x64(wide):
+            agreed = agreement(DataSummary.of("Ulm", data(5)), problem=problem, seed=seed)
+            options = RunOptions(rounds=1, seeds=[seed], **OPTIONS)
+            simulated = prepare(problem, fs.FedAvg(0.1), data(5), options).runs.keys[0]
+            assert np.array_equal(jax.random.key_data(agreed.key), [seed // 2**32, seed % 2**32])
+            assert np.array_equal(jax.random.key_data(agreed.key), jax.random.key_data(simulated))
+    with pytest.raises(ValueError, match="seed 18446744073709551616 must be"):
+        agreement(DataSummary.of("Ulm", data(5)), seed=2**64)

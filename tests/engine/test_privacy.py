@@ -1,0 +1,160 @@
+"""Clipping, noise and ε against NumPy, statistics and closed forms."""
+
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from cases import CASES, task_of
+from scipy.optimize import brentq
+from scipy.stats import norm
+
+import fedstrata as fs
+from fedstrata.core.placement import placements
+from fedstrata.engine.exchange import exchanges
+from fedstrata.engine.privacy import Privacy, Spent, clipped, epsilon, mechanisms, noise_key, noised
+from fedstrata.simulate.fingerprint import describe
+
+
+def fields(seed, scale=1.0):
+    """Two fields as they are sent: one a tree of two dtypes, the other one array."""
+    rng = np.random.default_rng(seed)
+    tree = {"w": jnp.asarray(rng.normal(size=(4, 3)) * scale), "b": jnp.asarray(rng.normal() * scale, jnp.float32)}
+    return {"x": fs.Vector(tree), "h.1": jnp.asarray(rng.normal(size=5) * scale)}
+
+
+def flat(values):
+    return np.concatenate([np.ravel(np.asarray(a, np.float64)) for a in jax.tree.leaves(values)])
+
+
+@pytest.mark.parametrize("clip", [0.01, 1.0, 5.0, 1e3])
+def test_one_norm_over_all_fields_is_clipped(clip):
+    sent, reference = fields(0), fields(1, scale=2.0)
+    change = flat(sent) - flat(reference)
+    expected = flat(reference) + change * min(1, clip / np.linalg.norm(change))
+    out = clipped(sent, reference, clip)
+    np.testing.assert_allclose(flat(out), expected, rtol=1e-6)  # b is a float32
+    if clip == 1e3:
+        np.testing.assert_array_equal(flat(out), flat(sent))  # what is not clipped is not touched
+    assert jax.tree.map(lambda a: a.dtype, out) == jax.tree.map(lambda a: a.dtype, sent)
+
+
+def test_large_changes_do_not_overflow_and_those_that_are_not_finite_count_as_none():
+    reference = {"x": jnp.ones(3)}
+    huge = clipped({"x": jnp.array([1e200, 0.0, 0.0])}, reference, 2.0)["x"]
+    np.testing.assert_allclose(huge, [3.0, 1.0, 1.0], rtol=1e-12)
+    for bad in (jnp.nan, jnp.inf):
+        np.testing.assert_array_equal(clipped({"x": jnp.array([bad, 5.0, 1.0])}, reference, 2.0)["x"], np.ones(3))
+    assert clipped({}, {}, 1.0) == {}
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-25, 1.0, 1e20, 1e30, 3e38])
+def test_changes_of_float32_are_clipped_to_the_norm_at_any_scale(scale):
+    """The squares, the norm, and clip / norm of such changes overflow or underflow; float64 is the reference."""
+    change = jnp.asarray(np.array([1.0, -0.5, 0, 1]) * scale, jnp.float32)
+    exact = np.asarray(change, np.float64)
+    for clip in (1e-25, 1.0, 1e20):
+        out = jax.jit(clipped, static_argnums=2)({"x": change}, {"x": jnp.zeros_like(change)}, clip)["x"]
+        np.testing.assert_allclose(out, exact * min(1, clip / np.linalg.norm(exact)), rtol=1e-6, atol=1e-37)
+
+
+def test_noise_has_its_standard_deviation_and_is_independent_between_fields_and_exchanges():
+    size, std, key = 40_000, 0.3, jax.random.key(1)
+    zeros = {"x": jnp.zeros(size), "dx": jnp.zeros(size)}
+    exchanges = [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (-1, 0, 0)]
+    draws = [noised(zeros, noise_key(key, *when), std)[f] for when in exchanges for f in zeros]
+    noise = np.stack([np.asarray(d) for d in draws])
+    np.testing.assert_allclose(noise.std(axis=1), std, rtol=5 / np.sqrt(2 * size))
+    assert np.abs(noise.mean(axis=1)).max() < 5 * std / np.sqrt(size)
+    assert np.abs(np.corrcoef(noise) - np.eye(len(noise))).max() < 5 / np.sqrt(size)
+    inside = np.mean(np.abs(noise) < std)  # it is a bell, and not only as wide as one
+    assert abs(inside - (norm.cdf(1) - norm.cdf(-1))) < 5 * 0.5 / np.sqrt(noise.size)
+
+
+def exact(noise, exchanges, delta):
+    """ε of k Gaussian mechanisms from the exact trade-off of Gaussians: they are one with μ = √k / noise."""
+    mu = np.sqrt(exchanges) / noise
+    excess = lambda e: norm.cdf(-e / mu + mu / 2) - np.exp(e + norm.logcdf(-e / mu - mu / 2)) - delta
+    return brentq(excess, 1e-9, mu**2 + 20 * mu + 20)
+
+
+@pytest.mark.parametrize(("noise", "exchanges"), [(1.0, 1), (0.7, 20), (5.0, 10), (20.0, 400), (0.3, 1000)])
+def test_epsilon_is_a_close_upper_bound_of_the_exact_one(noise, exchanges):
+    told, true = epsilon(noise, exchanges, 1e-5), exact(noise, exchanges, 1e-5)
+    assert true <= told <= 1.15 * true
+
+
+def test_epsilon_agrees_with_privacy_loss_distributions():
+    from dp_accounting import GaussianDpEvent, pld
+
+    tight = pld.PLDAccountant().compose(GaussianDpEvent(4.0), 8).get_epsilon(1e-6)
+    assert exact(4.0, 8, 1e-6) <= tight <= epsilon(4.0, 8, 1e-6) <= 1.15 * tight
+
+
+def test_nothing_released_costs_nothing_and_no_noise_hides_nothing():
+    assert epsilon(1.0, 0, 1e-5) == 0
+    assert epsilon(0.0, 1, 1e-5) == np.inf
+    assert "after 3 exchanges" in str(Spent(1.0, 1e-5, 3))
+
+
+def test_epsilon_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "dp_accounting", None)
+    with pytest.raises(ImportError, match=r"pip install 'fedstrata\[privacy\]'"):
+        epsilon(1.0, 1, 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        ({"clip": 0.0, "noise": 1.0}, "clip=0.0 must be a finite number > 0"),
+        ({"clip": float("inf"), "noise": 1.0}, "clip=inf"),
+        ({"clip": 1.0, "noise": -1.0}, "noise=-1.0 must be a finite number >= 0"),
+        ({"clip": 1.0, "noise": 1.0, "delta": 1.0}, "delta=1.0 must be between 0 and 1"),
+        ({"clip": 1.0, "noise": 1.0, "accept": "s"}, r"accept=\('s',\)"),
+    ],
+)
+def test_wrong_values_are_refused(wrong, why):
+    with pytest.raises(ValueError, match=why):
+        Privacy(**wrong)
+
+
+def check(name, **options):
+    algorithm = CASES[name].algorithm
+    return Privacy(1.0, 1.0, **options).check(algorithm, task_of(algorithm).problem)
+
+
+@pytest.mark.parametrize("name", ["FedX1", "FedX2", "AFL", "FCFL"])
+def test_rows_are_refused_unless_accepted(name):
+    with pytest.raises(ValueError, match=rf"{name} sends rows .*accept") as refused:
+        check(name)
+    state = CASES[name].algorithm.State
+    rows = [f for f, place in placements(state).items() if place.merge in ("rows", "union")]
+    assert all(repr(f) in str(refused.value) for f in rows)
+    check(name, accept=rows)
+    with pytest.raises(ValueError, match=rf"sends rows.*{rows[-1]!r}"):
+        check(name, accept=rows[:-1])
+
+
+def test_what_cannot_be_accepted_or_protected_is_refused():
+    check("FedAvg")
+    with pytest.raises(ValueError, match="Pooled or Gathered field of FedAvg"):
+        check("FedAvg", accept=("x",))
+    with pytest.raises(ValueError, match="CentralSGD is centralised"):
+        check("CentralSGD")
+
+
+# FedNest with T inner rounds and N terms: 2 T exchanges, N of the series, and 2 outer ones. AFL's second sends nothing.
+@pytest.mark.parametrize(
+    ("name", "counts"), [("FedAvg", (0, 1)), ("AdaMFCGD", (1, 1)), ("FedNest", (0, None)), ("AFL", (0, 1))]
+)
+def test_exchanges_with_a_mean_are_counted(name, counts):
+    algorithm = CASES[name].algorithm
+    if name == "FedNest":
+        counts = (0, 2 * algorithm.inner_rounds + algorithm.terms + 2)
+    assert mechanisms(algorithm, exchanges(algorithm, task_of(algorithm).problem)) == counts
+
+
+def test_a_checkpoint_knows_the_privacy_of_its_run():
+    assert describe(Privacy(1.0, 2.0)) == describe(Privacy(1.0, 2.0))
+    assert describe(Privacy(1.0, 2.0)) != describe(Privacy(1.0, 3.0))
