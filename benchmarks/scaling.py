@@ -6,13 +6,13 @@ what is measured is what spreading costs. Perfect weak scaling of work that fill
 
 import argparse
 import os
-import socket
 import subprocess
 import sys
 
 import numpy as np
 
 import harness
+from fedstrata.simulate.multiprocess import local_coordinator
 
 PER_DEVICE, ROUNDS = 40, 5
 
@@ -47,18 +47,16 @@ def child(repeats):
 
 
 def measured(devices, processes, repeats):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
     shared = {**os.environ, "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
-    if processes > 1:
-        shared |= {"FEDSTRATA_COORDINATOR": address, "FEDSTRATA_PROCESSES": str(processes)}
     command = [sys.executable, __file__, "--child", "--repeats", str(repeats)]
-    started = [
-        subprocess.Popen(command, env={**shared, "FEDSTRATA_PROCESS": str(n)}, stderr=subprocess.PIPE, text=True)
-        for n in range(processes)
-    ]
-    said = [process.communicate()[1] for process in started]
+    with local_coordinator() as address:
+        if processes > 1:
+            shared |= {"FEDSTRATA_COORDINATOR": address, "FEDSTRATA_PROCESSES": str(processes)}
+        started = [
+            subprocess.Popen(command, env={**shared, "FEDSTRATA_PROCESS": str(n)}, stderr=subprocess.PIPE, text=True)
+            for n in range(processes)
+        ]
+        said = [process.communicate()[1] for process in started]
     return np.array([float(word) for word in said[0].strip().splitlines()[-1].split()]) / ROUNDS
 
 

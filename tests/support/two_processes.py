@@ -5,6 +5,8 @@ import os
 import sys
 from pathlib import Path
 
+from fedstrata.engine.checkpoint import CheckpointError, Checkpoints
+
 OPTIONS = {"rounds": 4, "evaluate_every": 1, "batch_size": 3, "execution": "vmap", "cohort": 3}
 
 
@@ -17,6 +19,10 @@ def kill(round, row):
         raise Killed
 
 
+def refuse(*_):
+    raise CheckpointError("the disk is full")
+
+
 def numbers(result) -> list:
     import jax
     import numpy as np
@@ -26,9 +32,10 @@ def numbers(result) -> list:
 
 
 def main(folder: Path, name: str) -> None:
-    """A run that is killed after two rounds, and resumes."""
+    """A run that is killed after two rounds, and resumes; then one whose checkpoints cannot be written."""
     import jax
     import numpy as np
+    import pytest
     from cases import CASES, START, task_of
 
     import fedstrata as fs
@@ -39,6 +46,12 @@ def main(folder: Path, name: str) -> None:
         fs.run(task.problem, algorithm, task.federation, **OPTIONS, **kept, callbacks=[kill])
     result = fs.run(task.problem, algorithm, task.federation, **OPTIONS, **kept, resume=True)
     np.savez(folder / f"{name}_{jax.process_index()}.npz", *numbers(result))
+    Checkpoints.save = refuse
+    said = "the disk is full" if jax.process_index() == 0 else "the first process could not write"
+    kept["checkpoint"] = folder / f"{name}_full"
+    with pytest.raises(CheckpointError, match=said) as stopped:
+        fs.run(task.problem, algorithm, task.federation, **OPTIONS, **kept)
+    assert stopped.value.result.rounds == 1
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ fails the others are stopped. On a cluster its own launcher starts the processes
 
 import argparse
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -28,26 +27,28 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(options: argparse.Namespace) -> int:
-    from fedstrata.simulate.multiprocess import COORDINATOR, COUNT, NUMBER
+    from fedstrata.simulate.multiprocess import COORDINATOR, COUNT, NUMBER, local_coordinator
 
     words = options.words[1:] if options.words[:1] == ["--"] else options.words
     if words[:1] != ["run"]:
         raise Mistake("launch starts `fedstrata run`; write: fedstrata launch --processes 2 -- run digits --mesh all")
     words = [*words, *(["--json"] if options.json and "--json" not in words else [])]
-    shared = {**os.environ, COORDINATOR: f"127.0.0.1:{_free_port()}", COUNT: str(options.processes)}
+    shared = {**os.environ, COUNT: str(options.processes)}
     if options.devices:
         flag = f"--xla_force_host_platform_device_count={options.devices}"
         shared["XLA_FLAGS"] = f"{shared.get('XLA_FLAGS', '')} {flag}".strip()
     command = [sys.executable, "-c", "import sys; from fedstrata.cli.main import main; sys.exit(main())", *words]
     started: list[subprocess.Popen] = []
-    try:
-        for number in range(options.processes):
-            out = None if number == 0 else subprocess.DEVNULL
-            started.append(subprocess.Popen(command, env={**shared, NUMBER: str(number)}, stdout=out))
-        return _wait(started)
-    finally:
-        for process in started:
-            process.kill()
+    with local_coordinator() as address:
+        try:
+            for number in range(options.processes):
+                own = {**shared, COORDINATOR: address, NUMBER: str(number)}
+                out = None if number == 0 else subprocess.DEVNULL
+                started.append(subprocess.Popen(command, env=own, stdout=out))
+            return _wait(started)
+        finally:
+            for process in started:
+                process.kill()
 
 
 def _wait(started: list[subprocess.Popen]) -> int:
@@ -58,9 +59,3 @@ def _wait(started: list[subprocess.Popen]) -> int:
         if failed or None not in codes:
             return failed[0] if failed else max(code or 0 for code in codes)
         time.sleep(0.05)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

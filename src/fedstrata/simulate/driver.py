@@ -143,15 +143,14 @@ class Driver:
         """With partial participation every client of a cohort is counted as one that missed rounds."""
         return not isinstance(self.executable.context.participation, Everyone)
 
-    def arrays(self) -> dict[str, np.ndarray]:
-        """Everything, for a checkpoint."""
-        leaves = jax.tree.leaves(self.executable.gathered(self.carry))
-        state = {f"carry/{i:05d}": np.asarray(leaf) for i, leaf in enumerate(leaves)}
-        return {**state, **self.records.arrays(), "elapsed": np.asarray(self.seconds)}
+    def saved(self) -> tuple[dict[str, np.ndarray], list[str]]:
+        """Everything that a checkpoint holds: all arrays, and the paths of the carry's, in their order.
 
-    def paths(self) -> list[str]:
-        """The names of the carry's arrays in a checkpoint, in their order."""
-        return carry_paths(self.executable.gathered(self.carry))
+        The carry is gathered from all processes, so every one of them must call this.
+        """
+        carry = self.executable.gathered(self.carry)
+        state = {f"carry/{i:05d}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(carry))}
+        return {**state, **self.records.arrays(), "elapsed": np.asarray(self.seconds)}, carry_paths(carry)
 
     def result(self, label: str, algorithm: Any, compile_seconds: float) -> Result:
         executable, carry = self.executable, self.executable.gathered(self.carry)

@@ -1,11 +1,16 @@
-"""Several processes that run one program: how they find each other, agree, and who speaks for all.
+"""Several processes that run one program: how they find each other, agree, and which one writes for all.
 
-Every process runs the same Python and owns some of the devices; what it decides by its own clock, the others would not
-know. So a decision is the first process's, and only that one writes files and talks.
+Every process runs the same Python and owns some of the devices. All of them must compute the same things in the same
+order: a computation on arrays that lie over several processes needs every one of them, and aborts or hangs where one
+process computes what the others do not. So the first process takes every decision that depends on a clock or a file,
+and only that one writes files and prints.
 """
 
+import contextlib
 import os
+import socket
 import sys
+from collections.abc import Callable, Iterator
 
 import jax
 import numpy as np
@@ -21,7 +26,9 @@ def join() -> None:
     _libraries_print_aside()
     if COORDINATOR in os.environ:
         count, number = int(os.environ[COUNT]), int(os.environ[NUMBER])
-        jax.distributed.initialize(os.environ[COORDINATOR], count, number)
+        address = os.environ[COORDINATOR]
+        bind = address if address.startswith("127.0.0.1:") else None  # nobody outside this machine may connect to it
+        jax.distributed.initialize(address, count, number, coordinator_bind_address=bind)
     else:
         _join_cluster()
 
@@ -49,6 +56,23 @@ def leads() -> bool:
     return jax.process_index() == 0
 
 
+def lead(work: Callable[[], None], failed: Exception) -> None:
+    """Let the first process do this work while the others wait; where it fails, it fails in all of them.
+
+    Args:
+        work: what only the first process does; it must not compute on arrays that lie over several processes.
+        failed: what the others raise where the work fails.
+    """
+    error = None
+    if leads():
+        try:
+            work()
+        except Exception as caught:
+            error = caught
+    if agreed(float(error is not None)):
+        raise error or failed
+
+
 def agreed(value: float) -> float:
     """The first process's value, in all of them."""
     if jax.process_count() == 1:
@@ -64,3 +88,16 @@ def together(name: str) -> None:
         from jax.experimental import multihost_utils
 
         multihost_utils.sync_global_devices(name)
+
+
+@contextlib.contextmanager
+def local_coordinator() -> Iterator[str]:
+    """An address on this machine for the first process to listen at, which no other program is given meanwhile.
+
+    The port stays bound, so the system gives it to nobody else before the first process listens there. Both sides set
+    SO_REUSEPORT, which lets that process bind it too.
+    """
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        held.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{held.getsockname()[1]}"

@@ -39,7 +39,7 @@ from fedstrata.simulate.evaluate import measure, modes_of
 from fedstrata.simulate.executable import Executable
 from fedstrata.simulate.fingerprint import fingerprint
 from fedstrata.simulate.inputs import inputs_of, out_of_core
-from fedstrata.simulate.multiprocess import agreed, leads, together
+from fedstrata.simulate.multiprocess import agreed, lead, leads
 from fedstrata.simulate.options import RunOptions
 from fedstrata.simulate.out_of_core.executable import OutOfCoreExecutable
 from fedstrata.simulate.result import DivergenceWarning, Result
@@ -152,9 +152,8 @@ def run(
     settings = settings_of(executable, problem, algorithm, federation, options) if store else {}
     settings |= {"threads": saved["threads"]} if saved else {}  # another machine may continue it
     if store is not None:
-        if leads():
-            store.prepare(executable.state_bytes())
-        together("prepared")
+        size = executable.state_bytes()
+        lead(lambda: store.prepare(size), CheckpointError(f"the first process cannot write to {store.folder}"))
     began = time.perf_counter()
     driver = restore(executable, store, settings) if store and resume else None
     driver = driver or Driver.start(executable)
@@ -166,10 +165,8 @@ def run(
             driver.segment(callbacks)
             bar.update(driver.round, driver.objective(), driver.bytes_sent())
             if store and (driver.finished() or agreed(time.perf_counter() - last_save) > checkpoint_every):
-                arrays = driver.arrays()
                 try:
-                    if leads():
-                        store.save(driver.round, arrays, settings, driver.paths())
+                    _save(store, driver, settings)
                 except CheckpointError as error:
                     error.result = driver.result(name, algorithm, compile_seconds)
                     raise
@@ -179,6 +176,13 @@ def run(
     if result.notes:
         warnings.warn("\n".join(result.notes), DivergenceWarning, stacklevel=2)
     return result
+
+
+def _save(store: Checkpoints, driver: Driver, settings: Mapping[str, Any]) -> None:
+    """Write a checkpoint: every process gathers the state, and the first one writes it."""
+    arrays, paths = driver.saved()
+    failed = CheckpointError(f"the first process could not write the checkpoint of round {driver.round}")
+    lead(lambda: store.save(driver.round, arrays, settings, paths), failed)
 
 
 _POSITIONAL = ("problem", "algorithm", "federation", "unknown_options")
