@@ -42,7 +42,7 @@ def present(cohort: Cohort, sent: Mapping[int, Any]) -> Cohort:
 
 
 def _slots(cohort: Cohort) -> Slots:
-    return Slots(cohort.ids, cohort.present, cohort.weights, False, False)
+    return Slots(cohort.ids, cohort.present, cohort.weights, everyone=False, full=False)
 
 
 @eqx.filter_jit

@@ -42,7 +42,18 @@ def first_carry(options: ProgramOptions, shared: Any, local: dict[str, Any], x: 
     """What a run remembers before its first round; x: its solution, of which this is the objective."""
     none, fields = jnp.array(-1, jnp.int32), jnp.zeros((len(shared._fields),), bool)
     running, worst = jnp.array(RUNNING, jnp.int32), jnp.array(-jnp.inf, objective.dtype)
-    return Carry(shared, local, running, none, fields, objective, worst, x if options.select else None, none, none)
+    return Carry(
+        shared=shared,
+        local=local,
+        status=running,
+        bad_round=none,
+        bad_fields=fields,
+        first=objective,
+        best=worst,
+        best_x=x if options.select else None,
+        best_round=none,
+        waited=none,
+    )
 
 
 def one_round(

@@ -114,7 +114,16 @@ def summarise(
             unavailable[f"{split}/auc"] = found
         else:
             pooled |= found
-    return Summary(round, by_site, rows, means, objective, pooled, dict(missing), unavailable)
+    return Summary(
+        round=round,
+        by_site=by_site,
+        rows=rows,
+        means=means,
+        objective=objective,
+        pooled=pooled,
+        missing=dict(missing),
+        unavailable=unavailable,
+    )
 
 
 def _share(agreement: Agreement, counts: Sequence[int]) -> np.ndarray:

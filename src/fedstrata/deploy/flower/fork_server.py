@@ -45,7 +45,7 @@ def hand_over(address: str, arguments: list[str]) -> int:
 
 
 def serve(address: Path) -> None:
-    """Fork for every connection, until another process owns the address.
+    """Fork for every connection, until another process owns the address or there is no connection for an hour.
 
     Args:
         address: the path of the socket to listen at.
@@ -84,7 +84,10 @@ def _answer(connection: socket.socket, work: Callable[[], None]) -> None:
         length, files, _, _ = socket.recv_fds(connection, 4, 3)
         text = b""
         while len(text) < int.from_bytes(length, "little"):
-            text += connection.recv(2**16)
+            part = connection.recv(2**16)
+            if not part:
+                raise ConnectionError("the caller ended before it had sent its request")
+            text += part
         request = json.loads(text)
         for number, file in enumerate(files):
             os.dup2(file, number)
@@ -96,6 +99,10 @@ def _answer(connection: socket.socket, work: Callable[[], None]) -> None:
         code = 0
     except SystemExit as stop:
         code = stop.code if isinstance(stop.code, int) else 1
+    except BaseException:  # this fork ends below, and nobody else would report it
+        import traceback
+
+        traceback.print_exc()
     finally:
         sys.stdout.flush()
         sys.stderr.flush()

@@ -48,7 +48,9 @@ class LocalFederation:
         self.folder, self.prefix = (folder or home).absolute(), prefix
         self.home.mkdir(parents=True, exist_ok=True)
         port, *ports = free_ports(1 + len(sites))
-        self.server = ServerConfig(self.home, f"127.0.0.1:{port}", "127.0.0.1", "keys", "superlink.db", not secure)
+        self.server = ServerConfig(
+            self.home, f"127.0.0.1:{port}", listen="127.0.0.1", database="superlink.db", insecure=not secure
+        )
         self.sites = {
             name: SiteConfig(
                 self.home, name, self.server.address, state=name, port=port, insecure=not secure, settings=given

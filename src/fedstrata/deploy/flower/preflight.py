@@ -117,15 +117,13 @@ class _Checks:
         return "writable, by its owner alone"
 
     def load_data(self) -> str:
-        from fedstrata.deploy.agreement import DataSummary, start_point
+        from fedstrata.deploy.flower.worker import checked_summary
 
         sys.path.insert(0, str(self.app))
         with contextlib.chdir(self.site.folder):
             deployment = resolve(self.where)
             data = deployment.load(self.site.node_config)
-        problem, options = deployment.problem, deployment.options
-        summary = DataSummary.of(self.site.site, data)
-        problem.check(start_point(problem, options.get("params"), options.get("seed", 0)), data)
+        summary = checked_summary(deployment, self.site.site, data)
         self.deployment, self.data = deployment, data
         return ", ".join(f"{name}: {count} rows" for name, count in summary.counts.items())
 

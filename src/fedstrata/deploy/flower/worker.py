@@ -58,9 +58,7 @@ class Worker:
         return {}, self.last[1]
 
     def _summary(self, name: str, data: Federation) -> dict[str, Any]:
-        summary = DataSummary.of(name, data)
-        problem, options = self.deployment.problem, self.deployment.options
-        problem.check(start_point(problem, options.get("params"), options.get("seed", 0)), data)
+        summary = checked_summary(self.deployment, name, data)
         return {"survey": json.dumps(summary), "mark": mark_of(self.folder)}
 
     def _site(self, run: str, settings: Mapping[str, Any], data: Federation, summaries: str | None) -> Site:
@@ -83,6 +81,20 @@ class Worker:
         store = DiskStore(home, name)
         self.sites[run] = Site(with_data(agreement, data), name, number, store, data=data, tells=tells)
         return self.sites[run]
+
+
+def checked_summary(deployment: Deployment, site: str, data: Federation) -> DataSummary:
+    """The summary of a site's data; a ValueError if they do not fit the problem.
+
+    Args:
+        deployment: of the app.
+        site: its name.
+        data: a federation of one client, the site.
+    """
+    summary = DataSummary.of(site, data)
+    problem, options = deployment.problem, deployment.options
+    problem.check(start_point(problem, options.get("params"), options.get("seed", 0)), data)
+    return summary
 
 
 def mark_of(folder: Path) -> str:

@@ -107,8 +107,8 @@ class OutOfCoreExecutable(Executable):
             if len(under_way) == 2:  # no more, or what they were fed would fill the device
                 under_way.pop(0).block_until_ready()
             now, left_rows = jnp.asarray(round, jnp.int32), feed.rows if before is None else before
-            starts = first_round_starts or {}
-            beside = starts if round < initialise.first_rounds(starts) else {}
+            given = first_round_starts or {}
+            beside = given if round < initialise.first_rounds(given) else {}
             done, rows, *more = _round(self.runs, feed, now, carry, left_rows, beside)
             if first == last:  # compiled, and that was all
                 jax.block_until_ready(done)
