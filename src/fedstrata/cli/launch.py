@@ -10,6 +10,7 @@ fails the others are stopped. On a cluster its own launcher starts the processes
 
 import argparse
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -39,6 +40,7 @@ def execute(options: argparse.Namespace) -> int:
         shared["XLA_FLAGS"] = f"{shared.get('XLA_FLAGS', '')} {flag}".strip()
     command = [sys.executable, "-c", "import sys; from fedstrata.cli.main import main; sys.exit(main())", *words]
     started: list[subprocess.Popen] = []
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # the processes end with this one
     with local_coordinator() as address:
         try:
             for number in range(options.processes):
@@ -49,6 +51,7 @@ def execute(options: argparse.Namespace) -> int:
         finally:
             for process in started:
                 process.kill()
+                process.wait()
 
 
 def _wait(started: list[subprocess.Popen]) -> int:

@@ -5,6 +5,7 @@ import json
 import sys
 import warnings
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ import numpy as np
 from fedstrata.base.errors import SetupWarning
 from fedstrata.cli import methods
 from fedstrata.cli.output import console, print_json, print_table
+from fedstrata.cli.parsing import Mistake
 from fedstrata.cli.run_folder import Folder
 from fedstrata.core.algorithm import Algorithm
 from fedstrata.core.hyperparameters import hyperparameters
@@ -20,7 +22,7 @@ from fedstrata.experiments import Experiment, Setup
 from fedstrata.problems.base import model_of
 from fedstrata.report import Comparison, compare
 from fedstrata.simulate.fingerprint import describe
-from fedstrata.simulate.multiprocess import leads, together
+from fedstrata.simulate.multiprocess import lead, leads, together
 from fedstrata.simulate.options import RunOptions
 from fedstrata.simulate.result import DivergenceWarning, Result
 from fedstrata.simulate.run import prepare
@@ -139,10 +141,9 @@ def run(plan: Plan, folder: Folder | None, options: argparse.Namespace) -> int:
         options: those of the command line.
     """
     together("looked")  # every process has seen the folder as it was
-    writes = folder if leads() else None
-    if writes is not None:
-        writes.begin(plan.settings(), _files(plan))
-    together("begun")
+    failed = Mistake("the first process could not write the run's files; it printed why")
+    if folder is not None:
+        lead(lambda: folder.begin(plan.settings(), _files(plan)), failed)
     profiles = _profiles(plan, folder, options) if options.profile else {}  # first, while compiling is still to be seen
     results = {}
     for name, (algorithm, _) in plan.methods.items():
@@ -156,14 +157,11 @@ def run(plan: Plan, folder: Folder | None, options: argparse.Namespace) -> int:
             results[name] = plan.experiment.simulate(algorithm, plan.setup, **plan.options(name), **extra)
         for note in results[name].notes:
             print(f"warning: {note}", file=sys.stderr)
-        if writes is not None:
-            _keep(results[name], plan, writes)
+        if folder is not None:
+            lead(partial(_keep, results[name], plan, folder), failed)
     table = compare(results)
-    if writes is not None:
-        writes.write("table.md", table.markdown())
-        writes.write("table.json", json.dumps(table.json(), indent=2, allow_nan=False) + "\n")
-        _draw(plan, results, writes.path / "picture.png")
-        plan.experiment.pictures(results, plan.data, writes.path)
+    if folder is not None:
+        lead(partial(_write, plan, results, table, folder), failed)
     if leads():
         _tell(plan, results, table, folder, options.json, profiles)
     return 3 if any(result.diverged for result in results.values()) else 0
@@ -204,6 +202,14 @@ def _keep(result: Result, plan: Plan, folder: Folder) -> None:
     run = {**best, "seed": seed}
     trained_on = plan.experiment.trained_on(plan.setup, **run)
     save_trained(folder.path / f"{result.label}.npz", result.problem, result.solution(**run), about, trained_on)
+
+
+def _write(plan: Plan, results: Mapping[str, Result], table: Comparison, folder: Folder) -> None:
+    """Table and pictures of all methods."""
+    folder.write("table.md", table.markdown())
+    folder.write("table.json", json.dumps(table.json(), indent=2, allow_nan=False) + "\n")
+    _draw(plan, results, folder.path / "picture.png")
+    plan.experiment.pictures(results, plan.data, folder.path)
 
 
 def _draw(plan: Plan, results: Mapping[str, Result], path: Path) -> None:

@@ -2,8 +2,8 @@
 
 Every process runs the same Python and owns some of the devices. All of them must compute the same things in the same
 order: a computation on arrays that lie over several processes needs every one of them, and aborts or hangs where one
-process computes what the others do not. So the first process takes every decision that depends on a clock or a file,
-and only that one writes files and prints.
+process computes what the others do not. So the first process takes every decision that depends on a clock, and only
+that one writes files and prints. All of them read checkpoints, from a folder that all must see.
 """
 
 import contextlib
