@@ -105,9 +105,7 @@ def _local(options: argparse.Namespace) -> int:
     files = sorted(p.name for p in (home / "first").glob("*") if p.is_file())
     if not (home / "first" / "solution.npz").exists():
         last = "\n".join((home / "run.log").read_text(errors="replace").splitlines()[-15:])
-        raise RuntimeError(
-            f"the local run did not finish; all logs are in {home}. Last lines of run.log:\n{last}"
-        )
+        raise RuntimeError(f"the local run did not finish; all logs are in {home}. Last lines of run.log:\n{last}")
     if options.json:
         print_json({"folder": str(home / "first"), "files": files})
         return 0
@@ -173,7 +171,9 @@ def _approve(options: argparse.Namespace) -> int:
 
     app, _ = _app(options)
     found = approve(app, app / "approved.txt")
-    print_json({"version": found}) if options.json else print(f"{found} is approved at this site: {app / 'approved.txt'}")
+    print_json({"version": found}) if options.json else print(
+        f"{found} is approved at this site: {app / 'approved.txt'}"
+    )
     return 0
 
 

@@ -27,7 +27,7 @@ from fedstrata.simulate.batching import Groups, Runs
 from fedstrata.simulate.inputs import Inputs
 from fedstrata.simulate.state import Carry, ProgramOptions, Segment
 
-# Measured, see docs/benchmarks/tiny.md: up to which sizes a program is compiled for little work.
+# Largest sizes of jobs that are compiled as tiny ones, as measured in docs/benchmarks/tiny.md.
 TINY_STATE = 8192  # parameters × clients of a round × runs of a thread
 TINY_DRAWN = 8192  # examples drawn in a round × runs of a thread
 TINY_DATA = 16384  # examples in all, which evaluations look at
