@@ -23,7 +23,7 @@ from fedstrata.base.files import cache_folder
 SCRIPTS = Path(__file__).parent / "contenders"
 CORES = os.cpu_count() or 1
 
-# Arguments of pip for each environment, one list per call. fedjax 0.0.17 runs with today's JAX, except for `jax.tree_map`.
+# Arguments of pip for each environment, one list per call. fedjax 0.0.17 runs with today's JAX except `jax.tree_map`.
 PACKAGES: dict[str, list[list[str]]] = {
     "torch": [["torch==2.13.0", "numpy==2.4.6"]],
     "pfl": [["pfl[pytorch]==0.6.0", "torch==2.13.0", "numpy==2.4.6"]],

@@ -339,7 +339,7 @@ def test_an_algorithm_for_another_problem_is_refused():
     class Strange(fs.Average):
         Oracle = Other
 
-    with pytest.raises(TypeError, match="FedAvg does not solve Strange problems: it asks for a SmoothOracle"):
+    with pytest.raises(TypeError, match="FedAvg does not solve Strange problems: it needs a SmoothOracle"):
         run(problem=Strange(squared_error))
 
 
