@@ -137,7 +137,7 @@ def test_a_federation_that_would_fill_the_device_is_streamed(monkeypatch):
 def test_what_cannot_be_streamed_is_refused():
     with pytest.raises(ValueError, match="CentralSGD is centralised"):
         prepare(TASK.problem, fs.CentralSGD(0.1), TASK.federation, stream=True, **PLAIN)
-    with pytest.raises(ValueError, match="a mesh shares data out"):
+    with pytest.raises(ValueError, match="a mesh spreads data"):
         run("FedAvg", stream=True, mesh=2)
     with pytest.raises(ValueError, match="stream='yes' must be True, False"):
         run("FedAvg", stream="yes")
