@@ -39,7 +39,7 @@ def figure_3(desk: Desk) -> Outcome:
 
 
 def figure_4(desk: Desk) -> Outcome:
-    """What Table 1 says to somebody who has to choose: test accuracy against the test gap. Ours."""
+    """Table 1 as a trade-off: test accuracy against the test gap. Ours."""
     tasks = [task for task in _tasks(desk) if not missing(task.data)]
     if not tasks:
         return Outcome([], [])
@@ -54,7 +54,7 @@ def figure_4(desk: Desk) -> Outcome:
 
 
 def _tasks(desk: Desk) -> list[Task]:
-    """The small scale leaves out Adult's other clients: that is where time goes."""
+    """The tasks of a scale. The small one leaves out Adult with non-I.I.D. clients, which takes most of the time."""
     sizes = STEPS[desk.scale]
     cases = [("german_credit", True), ("german_credit", False), ("adult", True), ("adult", False)]
     return [Task(data, iid, sizes[data]) for data, iid in cases if desk.scale == "full" or (data, iid) != cases[-1]]
@@ -85,7 +85,7 @@ def _curves(task: Task, lines: dict[str, Any]) -> Panel:
 
 
 def _differences(task: Task, lines: dict[str, Any]) -> Panel:
-    """Divisions differ more than methods do: what a method changes is seen run by run."""
+    """Differences run by run, because divisions differ more than methods do."""
     _, base = lines["FedBiO"]
     shown = {name: Line(rounds, values - base) for name, (rounds, values) in lines.items()}
     return Panel("the same, less FedBiO's of the same run", shown, up="difference", log=False)
