@@ -55,7 +55,7 @@ STEP = {"local_steps": 32}  # steps are those that `fedstrata reproduce fedx --f
 
 EXPERIMENT = Ranking(
     name="fedx",
-    summary="partial AUC (FPR ≤ 0.3) of ijcnn1 or digits at 8 clients with noise of their own (guo2022, Table 1)",
+    summary="partial AUC (FPR ≤ 0.3) of ijcnn1 or digits on 8 clients with different noise (guo2022, Table 1)",
     build=build,
     rounds=20,
     batch_size=32,
