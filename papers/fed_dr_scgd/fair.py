@@ -116,7 +116,7 @@ def _claim(number: int, label: str, a: float, found: "Mapping[str, Found]", epoc
 def figure_4(desk: Desk) -> Outcome:
     """The published objective, guarded; clients are periods of time."""
     data = {"data": "us_100_size_op_daily", "split": "time"}
-    title = f"Printed objective (buy nothing), {NAMES[data['data']]}, 8 periods of time"
+    title = f"Published objective (buy nothing), {NAMES[data['data']]}, 8 periods of time"
     return _compare(desk, 4, "printed objective", title, data)
 
 

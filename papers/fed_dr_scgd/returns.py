@@ -33,8 +33,8 @@ def returns(data: str, missing: str = "zero", seed: int = 0) -> list[tuple[str, 
         return [(name, _filled(table, missing)) for name, table in tables.items()]
     except FileNotFoundError as absent:
         warnings.warn(
-            f"{data}: the files of fama_french are not there, so synthetic returns of the same shape are used "
-            f"(--data data=synthetic asks for them). {str(absent).splitlines()[0]}",
+            f"{data}: the files of fama_french are missing, so synthetic returns of the same shape are used "
+            f"(without this warning: --data data=synthetic). {str(absent).splitlines()[0]}",
             SyntheticReturns,
             stacklevel=2,
         )

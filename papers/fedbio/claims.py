@@ -112,7 +112,7 @@ def _level(figure: int, found: Mapping[Task, dict[str, Found]]) -> Claim:
         extra = f"label 0: {zero.mean():.3f}, mean over pairs of it {pairs.mean():.3f}{_floor(task)}"
         words.append(f"{task.title} {ours.mean():.3f} ({ours.min():.3f} to {ours.max():.3f}; {extra}), paper {printed}")
     text = f"FedAvg's mean (smallest to largest of all runs): {'; '.join(words)}"
-    claim = "the printed level of EqOpp, defined as the largest difference of group rates"
+    claim = "the published level of EqOpp, defined as the largest difference of group rates"
     return Claim(figure, claim, text, judged(wins))
 
 

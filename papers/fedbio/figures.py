@@ -32,7 +32,7 @@ def figure_3(desk: Desk) -> Outcome:
     """Table 1: all methods, their steps chosen alike."""
     tasks = [task for task in _tasks(desk) if not missing(task.data)]
     if not tasks:
-        text = "the files of adult and german_credit are not here"
+        text = "the files of adult and german_credit are missing"
         return Outcome([Claim(3, "Table 1", text, "not tested")], [])
     found = {task: compared(desk, task) for task in tasks}
     return Outcome(claims_about_table(3, found), [table(task, f, desk) for task, f in found.items()])
@@ -62,7 +62,7 @@ def _tasks(desk: Desk) -> list[Task]:
 
 def _outer_loss(desk: Desk, number: int, data: str) -> Outcome:
     if missing(data):
-        text = f"the files of {data} are not here"
+        text = f"the files of {data} are missing"
         return Outcome([Claim(number, "FedBiOAcc converges much faster than FedBiO", text, "not tested")], [])
     tasks = [task for task in _tasks(desk) if task.data == data]
     seen: dict[Task, dict[str, tuple[np.ndarray, np.ndarray]]] = {}

@@ -13,7 +13,7 @@ def mnist(
     The paper states the data, the split, the activation and the weights 1e-3 and 1e-2 (no ½ before the square). It
     does not state the width (32 here), the loss (softmax cross-entropy here) and whether biases are regularised (they
     are here). gamma is that of the recorded stationarity; it is recorded for γ = 1 as well, since the paper does not
-    say with which γ the other methods are measured.
+    state with which γ the other methods are measured.
     """
     from fedstrata.data import LabelShards, federate
     from fedstrata.models import MLP

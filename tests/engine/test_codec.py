@@ -51,7 +51,7 @@ def test_every_dtype_travels_from_any_memory_layout(dtype):
         np.testing.assert_array_equal(back, array)
 
 
-def test_the_layout_of_a_message_is_what_the_module_says():
+def test_the_layout_of_a_message_is_as_documented():
     """Built by hand: four letters, the header's length, JSON, little-endian numbers."""
     header = json.dumps([["x", "int16", [2]], ["y", "float32", []]], separators=(",", ":")).encode()
     by_hand = b"FSM1" + struct.pack("<I", len(header)) + header + struct.pack("<2h", 1, -2) + struct.pack("<f", 0.5)

@@ -57,7 +57,7 @@ def test_a_process_alone_leads_and_agrees_with_itself():
     processes.together("anything")
 
 
-def test_nobody_to_join(monkeypatch):
+def test_no_processes_to_join(monkeypatch):
     monkeypatch.delenv(processes.COORDINATOR, raising=False)
     monkeypatch.setattr(processes, "_libraries_print_aside", lambda: None)
     monkeypatch.setattr(

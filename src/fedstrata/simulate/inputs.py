@@ -65,7 +65,7 @@ def inputs_of(
     needed = sorted({*problem.streams.values()})
     for name in [*needed, *(evaluate or ())]:
         if name not in federation.splits:
-            raise unknown(f"split (this federation is asked for {name!r}); split", name, federation.splits)
+            raise unknown("split of this federation:", name, federation.splits)
     check_counts(problem, federation, rule)
     also = set() if options.monitor is None else {*options.monitor.streams.values()}
     wanted = [n for n in federation.splits if n in {*needed, *also, "train"} or evaluate is None or n in evaluate]

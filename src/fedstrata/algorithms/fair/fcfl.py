@@ -1,4 +1,4 @@
-"""FCFL: the worst client's loss under a limit on every client's disparity, then the mean loss at nobody's expense."""
+"""FCFL: the worst client's loss under a limit on all disparities, then the mean loss at no client's expense."""
 
 from typing import Any, ClassVar, NamedTuple
 
