@@ -1,6 +1,6 @@
 """The CIFAR-10 set-up of the pfl-research paper, on images of that shape: FedAvg with a small convolutional network.
 
-1000 users × 50 images, 50 users a round, batches of 10, one epoch (5 local steps), evaluation on 10,000 images every
+1000 users × 50 images, 50 users per round, batches of 10, one epoch (5 local steps), evaluation on 10,000 images every
 10 rounds. The network is that of pfl's benchmark without its dropout: two valid 3 × 3 convolutions with 32 and 64
 channels, ReLU after each, 2 × 2 max pooling, a hidden layer of 128, 10 outputs: 1.6 million parameters.
 Runs on the default device of JAX and PyTorch. `--here --only by_fedstrata,by_torch` creates no environments.
@@ -76,7 +76,7 @@ def main():
     head += ["speed-up of FedStrata", "test loss and accuracy"]
     done = given.evaluate_every + given.rounds * given.repeats
     note = (
-        f"FedAvg, {given.users} users × 50 images of 32 × 32 × 3, {given.cohort} users a round, batch 10, one epoch "
+        f"FedAvg, {given.users} users × 50 images of 32 × 32 × 3, {given.cohort} users per round, batch 10, one epoch "
         f"(5 local steps), step size {given.step_size}; two valid 3 × 3 convolutions (32 and 64 channels), 2 × 2 max "
         f"pooling, 128 hidden units; evaluation on {given.test:,} images every {given.evaluate_every} rounds, included "
         "in the time. Synthetic images: noise around ten patterns. "

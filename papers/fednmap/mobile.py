@@ -62,7 +62,9 @@ def figure_6(desk: Desk) -> Outcome:
     sparsity, losses, wins, words = [], [], [], []
     for at in size["cells"]:
         found = {name: run(desk, name, at) for name in METHODS}
-        cell = f"n = {at.clients}, Q = {at.steps}, {'one label a client' if at.split == 'labels' else 'clients alike'}"
+        cell = (
+            f"n = {at.clients}, Q = {at.steps}, {'one label per client' if at.split == 'labels' else 'clients alike'}"
+        )
         lines = lambda column, found=found: {k: Line(h.mean("round"), h[column]) for k, h in found.items()}
         sparsity.append(Panel(cell, lines("hoyer"), up="Hoyer's sparsity", log=False))
         losses.append(Panel(cell, lines("loss"), up="training loss", log=False))

@@ -211,7 +211,7 @@ def _draw(plan: Plan, results: Mapping[str, Result], path: Path) -> None:
 
     clients, seeds = plan.setup.federation.clients, len(next(iter(results.values())).history.seeds)
     cohort = plan.given["cohort"] or plan.experiment.cohort
-    who = f"{clients} clients" if cohort is None else f"{cohort} of {clients} clients a round"
+    who = f"{clients} clients" if cohort is None else f"{cohort} of {clients} clients per round"
     title = f"{plan.experiment.name}: {who}, {seeds} seed{'s' * (seeds > 1)}"
     picture({n: r.history for n, r in results.items()}, plan.experiment.panels, title, path=path)
 

@@ -34,7 +34,7 @@ def choose(executable: Executable) -> tuple[str | int, str]:
     """The fastest execution, and the reason."""
     cohort = executable.context.cohort_size
     if cohort == 1:
-        return "vmap", "one client a round"
+        return "vmap", "one client per round"
     if executable.context.spread is not None:
         return "vmap", "clients are spread over devices, whose processes must all choose alike"
     if executable.inputs.out_of_core:

@@ -1,4 +1,4 @@
-"""q-FFL: clients with a larger loss pull harder, the more so the larger q."""
+"""q-FFL: clients with a larger loss have more weight; q sets how much."""
 
 from typing import ClassVar, NamedTuple
 

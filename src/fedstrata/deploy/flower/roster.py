@@ -1,4 +1,4 @@
-"""Which node of Flower's grid is which site: sites have lasting names, and nodes have numbers that change."""
+"""The roster of a run: the node of Flower's grid for each site. Names of sites last, numbers of nodes change."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""Where reproductions of papers are: folders outside the library, found by name or by path.
+"""The folders of reproductions, outside the library, found by name or by path.
 
 A paper is a folder whose `__init__.py` defines `REPRODUCTION`, or the experiments of one (`EXPERIMENT`, or several in
 `EXPERIMENTS`). Its files import each other relatively, so that it can be loaded from any place.
