@@ -106,8 +106,8 @@ def main():
     head = ["program", "ms per step: median [quartiles]", "images/s", "speed, one model = 1"]
     note = (
         f"ResNet-18 of width {given.width}, bfloat16, group normalisation; {clients} clients × (32 + 32) images of "
-        f"32 × 32 per step, {steps} local steps per round, {given.repeats} rounds of each in turn. FedAvg takes the same "
-        "64 images with cross-entropy, which separates the cost of many clients from that of the algorithm."
+        f"32 × 32 per step, {steps} local steps per round, {given.repeats} rounds of each in turn. FedAvg takes the "
+        "same 64 images with cross-entropy, which separates the cost of many clients from that of the algorithm."
     )
     body = note + "\n\n" + harness.table(head, rows)
     print(body) if given.draft else harness.page(__file__, "FedX2 on ResNet-18", body)
