@@ -1,22 +1,23 @@
-# make demo | test | test-deploy | lint | bench: each sets up a local virtual environment first.
+# Every target but help and clean sets up a local virtual environment first.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-# Real data sets lie beside the checkout where that folder exists; otherwise the user's cache is used.
+# Real data sets are read from a folder beside the checkout if it exists, otherwise from the user's cache.
 FEDSTRATA_DATA ?= $(wildcard $(abspath ../shared/data))
 export FEDSTRATA_DATA
 PYTEST_WORKERS ?= 2
 
 .PHONY: help demo test test-slow test-deploy lint stubs bench clean
 help:
-	@echo "make demo    train on embedded data: table and picture in out/demo (under a minute)"
-	@echo "make test    run the tests (about twenty minutes on two cores)"
-	@echo "make test-slow   run the tests that take long; make test and make test-slow are all of CI"
-	@echo "make test-deploy   every algorithm and every fault over real Flower (most of an hour); writes docs/deploy_log.md"
-	@echo "make lint    format check, lint and types"
-	@echo "make stubs   list the public names for editors and type checkers, after adding an algorithm"
-	@echo "make bench   run the benchmarks and write docs/benchmarks"
+	@echo "make demo          train on built-in data: table, picture and models in out/demo (about a minute)"
+	@echo "make test          run the tests, without the slow ones (about twenty minutes on two cores)"
+	@echo "make test-slow     run the slow tests; lint, test and test-slow are the whole CI"
+	@echo "make test-deploy   test every algorithm and every fault over real Flower (most of an hour); writes docs/deploy_log.md"
+	@echo "make lint          check format, lint and types"
+	@echo "make stubs         write the .pyi stubs with the public names; run it after adding an algorithm"
+	@echo "make bench         run the benchmarks and write docs/benchmarks"
+	@echo "make clean         remove the virtual environment, out/ and caches"
 
 $(READY): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

@@ -1,7 +1,7 @@
-"""Our pair losses against LibAUC's: the same values and gradients on the same scores? And how long does a call take?
+"""Our pair losses against LibAUC's: values and gradients on the same scores, and the time of a call.
 
-A call is the loss of a batch and its gradient in the scores; a tenth of the batch are positives. Running means are
-switched off (γ = 1) on both sides: u is that of the batch.
+A call computes the loss of a batch and its gradient in the scores. A tenth of the batch are positives. Running means
+are switched off (γ = 1) on both sides: u is that of the batch.
 """
 
 import argparse
@@ -29,14 +29,14 @@ PAIR_LOSSES = {
 DIFFERENCES = {
     "square": "none",
     "squared hinge": "none",
-    "logistic": "none; LibAUC's log(1 + exp(·)) overflows for scores that are 90 apart, ours does not",
-    "min-max, v1": "LibAUC's α is ours plus the margin, and its value ours plus p(1 − p): compared after that shift. "
-    "Its optimiser keeps α ≥ 0",
+    "logistic": "none; LibAUC's log(1 + exp(·)) overflows for scores 90 apart, ours does not",
+    "min-max, v1": "LibAUC's α is ours plus the margin, and its value is ours plus p(1 − p). They are compared after "
+    "that shift. LibAUC's optimiser keeps α ≥ 0",
     "min-max, v2": "should be v1 over p(1 − p), but LibAUC 2.0.1 has a parenthesis in the wrong place (its issue 74): "
-    "the mean score of negatives is multiplied by 1 − p. We have v1 only",
-    "KL-OPAUC": "none: both give Σ (ℓ/u) L with ℓ/u held fixed, whose gradient is that of λ log u. LibAUC's exp(L/λ) "
-    "overflows where L > 88 λ, ours is computed in logarithms",
-    "average precision": "none: both give Σ (u₁ − 1_{y'=1} u₂) s / u₂² with u held fixed, which is 0 with u of the "
+    "the mean score of negatives is multiplied by 1 − p. FedStrata has v1 only",
+    "KL-OPAUC": "none: both compute Σ (ℓ/u) L with ℓ/u held fixed, whose gradient is that of λ log u. LibAUC's "
+    "exp(L/λ) overflows where L > 88 λ; ours is computed in logarithms",
+    "average precision": "none: both compute Σ (u₁ − 1_{y'=1} u₂) s / u₂² with u held fixed. It is 0 with u of the "
     "batch and has the gradient of −u₁/u₂. LibAUC has no lower bound for u₂",
 }
 
@@ -48,7 +48,7 @@ def rows(size):
 
 
 def pair_value(loss, labels):
-    """The mean of f'(u) ℓ over pairs with u of the batch held fixed, as `fs.Pairwise` takes its gradients."""
+    """The mean of f'(u) ℓ over pairs, with u of the batch held fixed, as in the gradients of `fs.Pairwise`."""
     problem = fs.Pairwise(lambda params, example: params[example["i"]], loss)
     positive, negative = np.flatnonzero(labels == 1), np.flatnonzero(labels == 0)
     second = np.arange(len(labels)) if loss.labelled else negative
@@ -71,7 +71,7 @@ def pair_value(loss, labels):
 
 
 def minmax_value(labels):
-    """The min-max form as CODASCA sees it: one client with all rows, whose scores are the parameters."""
+    """The min-max form of CODASCA's oracle, for one client with all rows, whose scores are the parameters."""
     index = np.arange(len(labels), dtype=np.int32)
     federation = fs.Federation.from_clients([{"i": index, "y": labels.astype(np.int32)}], classes=2).by_label()
     problem = fs.Pairwise(lambda params, example: params[example["i"]], fs.pair_losses.Square(), metrics=())
@@ -120,7 +120,7 @@ def main():
     parser.add_argument("--sizes", default="64,256,1024,4096")
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--calls", type=int, default=20, help="calls timed together")
-    parser.add_argument("--here", action="store_true", help="make no environment: this interpreter for LibAUC too")
+    parser.add_argument("--here", action="store_true", help="use this interpreter for LibAUC too")
     parser.add_argument("--draft", action="store_true", help="print only")
     given = parser.parse_args()
     sizes = [int(size) for size in given.sizes.split(",")]
@@ -152,8 +152,8 @@ def main():
             times[name, size] = np.array(mine), np.array(theirs), np.array(lean)
     if libauc:
         libauc.close()
-    head = ["loss", "batch", "ours, µs a call: median [quartiles]", "LibAUC, µs", "ours is so many times faster"]
-    head += ["LibAUC with a fast check, µs", "ours is so many times faster"]
+    head = ["loss", "batch", "ours, µs per call: median [quartiles]", "LibAUC, µs", "our speed-up"]
+    head += ["LibAUC with a fast check, µs", "our speed-up"]
     table = []
     for (name, size), (mine, *others) in times.items():
         cells = []
@@ -161,15 +161,17 @@ def main():
             cells += [harness.spread(other, 1e6), "{:.1f} [{:.1f}, {:.1f}]".format(*harness.ratio(mine, other))]
         table.append([name, size, harness.spread(mine, 1e6), *(cells if libauc else [""] * 4)])
     note = (
-        "A call is the loss of a batch of scores and its gradient in them (min-max form: also in a, b and α); a tenth "
-        "of the batch are positives; running means as of the batch (γ = 1). Ours is compiled, LibAUC's runs eagerly. "
-        "Each of LibAUC's losses first looks for positives with Python's `sum`, row by row, which takes from half to "
-        "nearly all of its time at large batches; beside it stands the time with `torch.sum` there, which compares "
-        "the losses themselves. "
-        f"Values and gradients are compared at batch {sizes[0]}, in float32; gradients by the norm of the difference "
+        "One call computes the loss of a batch of scores and its gradient in the scores (min-max form: also in a, b "
+        "and α). A tenth of the batch are positives. Running means are those of the batch (γ = 1). Our losses are "
+        "compiled; LibAUC's run eagerly. Each of LibAUC's losses first looks for positives with Python's `sum`, row by "
+        'row. At large batches this check takes from half to nearly all of the time. The columns "with a fast check" '
+        "use `torch.sum` instead and so compare the losses themselves. "
+        f"Values and gradients are compared at batch {sizes[0]}, in float32, gradients by the norm of the difference "
         "over the norm."
     )
-    compared = harness.table(["loss", "values differ by", "gradients by, relatively", "definitions differ by"], equal)
+    compared = harness.table(
+        ["loss", "difference of values", "relative difference of gradients", "difference of definitions"], equal
+    )
     body = "\n\n".join([note, compared, harness.table(head, table), environments.notes(children, lacking)])
     if given.draft:
         print(body)
@@ -177,7 +179,7 @@ def main():
     if libauc:
         _plot(times, sizes)
         body += "\n\n![Time of a call](../images/bench_auc_losses.png)"
-    harness.page(__file__, "Pair losses and LibAUC's", body)
+    harness.page(__file__, "Pair losses: FedStrata and LibAUC", body)
 
 
 def _plot(times, sizes):
@@ -194,7 +196,7 @@ def _plot(times, sizes):
         axes.spines[["top", "right"]].set_visible(False)
     figure.legend(*panels.flat[0].get_legend_handles_labels(), loc="outside upper center", ncols=3, frameon=False)
     figure.supxlabel("rows in the batch")
-    figure.supylabel("µs a call (median and quartiles)")
+    figure.supylabel("µs per call (median and quartiles)")
     figure.savefig(harness.IMAGES / "bench_auc_losses.png", dpi=150)
 
 

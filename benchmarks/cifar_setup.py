@@ -1,9 +1,9 @@
 """The CIFAR-10 set-up of the pfl-research paper, on images of that shape: FedAvg with a small convolutional network.
 
-1000 users × 50 images, 50 users a round, batches of 10, one epoch (5 local steps), evaluation on 10,000 images every
+1000 users × 50 images, 50 users per round, batches of 10, one epoch (5 local steps), evaluation on 10,000 images every
 10 rounds. The network is that of pfl's benchmark without its dropout: two valid 3 × 3 convolutions with 32 and 64
-channels, relu after each, 2 × 2 max pooling, a hidden layer of 128, 10 outputs: 1.6 million parameters.
-Runs on the device that JAX and PyTorch find; `--here --only by_fedstrata,by_torch` makes no environments.
+channels, ReLU after each, 2 × 2 max pooling, a hidden layer of 128, 10 outputs: 1.6 million parameters.
+Runs on the default device of JAX and PyTorch. `--here --only by_fedstrata,by_torch` creates no environments.
 Target on a GPU: ≥ 20 × an eager PyTorch loop.
 """
 
@@ -26,7 +26,7 @@ CONTENDERS = {
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=10, help="rounds a call")
+    parser.add_argument("--rounds", type=int, default=10, help="rounds per call")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--users", type=int, default=1000)
     parser.add_argument("--cohort", type=int, default=50)
@@ -34,8 +34,8 @@ def main():
     parser.add_argument("--evaluate-every", type=int, default=10)
     parser.add_argument("--step-size", type=float, default=0.02)
     parser.add_argument("--execution", default="auto", help="how FedStrata runs clients: vmap, map, auto or a number")
-    parser.add_argument("--only", default="", help="words, with commas: scripts whose names hold one of them")
-    parser.add_argument("--here", action="store_true", help="make no environments: this interpreter for all")
+    parser.add_argument("--only", default="", help="comma-separated words; only scripts whose name contains one")
+    parser.add_argument("--here", action="store_true", help="use this interpreter for all contenders")
     parser.add_argument("--draft", action="store_true", help="print only")
     given = parser.parse_args()
     execution = int(given.execution) if given.execution.isdigit() else given.execution
@@ -71,18 +71,19 @@ def main():
         found = after[title]
         end = f"{before[title]:.3f} → {found['loss']:.3f}, {found['accuracy']:.1%}"
         rows.append([title, harness.spread(times), f"{1500 * np.median(times):.4g}", faster, end])
-    rows += [[title, "not to be had, see below", "", "", ""] for title in lacking]
-    head = ["program", "ms per round: median [quartiles]", "1500 rounds would take (s)"]
-    head += ["FedStrata is so many times faster", "test loss and accuracy"]
+    rows += [[title, "not available, see below", "", "", ""] for title in lacking]
+    head = ["program", "ms per round: median [quartiles]", "seconds for 1500 rounds, extrapolated"]
+    head += ["speed-up of FedStrata", "test loss and accuracy"]
     done = given.evaluate_every + given.rounds * given.repeats
     note = (
-        f"FedAvg, {given.users} users × 50 images of 32 × 32 × 3, {given.cohort} users a round, batch 10, one epoch "
+        f"FedAvg, {given.users} users × 50 images of 32 × 32 × 3, {given.cohort} users per round, batch 10, one epoch "
         f"(5 local steps), step size {given.step_size}; two valid 3 × 3 convolutions (32 and 64 channels), 2 × 2 max "
-        f"pooling, 128 hidden units; evaluation on {given.test:,} images every {given.evaluate_every} rounds, which "
-        f"is timed too. Synthetic images: noise around ten patterns. {given.rounds} rounds a call, {given.repeats} "
-        f"calls of each in turn; losses before and after all {done} rounds. The first FedStrata evaluates on the same "
-        "images as the others between pieces of the run; the second is `fs.run` as it is, which also records the "
-        "objective on all data for training."
+        f"pooling, 128 hidden units; evaluation on {given.test:,} images every {given.evaluate_every} rounds, included "
+        "in the time. Synthetic images: noise around ten patterns. "
+        f"Rounds per call: {given.rounds}. Calls of each program, in turn: {given.repeats}. "
+        f"Losses before and after all {done} rounds. The first FedStrata row evaluates on the same images as the other "
+        "programs, between segments of the run. The second is plain `fs.run`, which also records the objective on all "
+        "training data."
     )
     body = f"{note}\n\n{harness.table(head, rows)}\n\n{environments.notes(children, lacking)}"
     if given.draft:

@@ -1,8 +1,8 @@
-"""Contenders in environments of their own: made once from published packages, then asked things as child processes.
+"""Contenders in separate environments, created once from published packages, and run as child processes.
 
-A contender is a script of `contenders/` that answers one JSON line for each it is sent (`contenders/child.py`). All of
-them stay alive through a benchmark, so that they can be interleaved with warm programs; while one works, the others
-wait for their next line. What cannot be installed is kept as a reason, for the page to print.
+A contender is a script of `contenders/` that answers each line of JSON with one (`contenders/child.py`). All contenders
+stay alive during a benchmark, so that warm programs can be interleaved. While one works, the others wait for input. If
+a package cannot be installed, the page states the reason.
 """
 
 import hashlib
@@ -17,19 +17,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import harness  # noqa: F401  how children share a GPU
+import harness  # noqa: F401  lets children share a GPU
 from fedstrata.base.files import cache_folder
 
 SCRIPTS = Path(__file__).parent / "contenders"
 CORES = os.cpu_count() or 1
 
-# What pip is given for each environment, one list a call. fedjax 0.0.17 runs with today's JAX but for `jax.tree_map`.
+# Arguments of pip for each environment, one list per call. fedjax 0.0.17 runs with today's JAX except `jax.tree_map`.
 PACKAGES: dict[str, list[list[str]]] = {
     "torch": [["torch==2.13.0", "numpy==2.4.6"]],
     "pfl": [["pfl[pytorch]==0.6.0", "torch==2.13.0", "numpy==2.4.6"]],
     "flwr": [["flwr[simulation]==1.41.0", "torch==2.13.0", "numpy==2.4.6"]],
     "fedjax": [["fedjax==0.0.17", "jax==0.10.2", "numpy==2.4.6"]],
-    # Its dependencies would bring old and large packages; its losses need these few of them.
+    # Without its dependencies, some of which are old and large. Its losses need these few.
     "libauc": [
         ["torch==2.13.0", "numpy==2.4.6", "tqdm", "scipy", "scikit-learn"],
         ["--no-deps", "libauc==2.0.1"],
@@ -38,11 +38,11 @@ PACKAGES: dict[str, list[list[str]]] = {
 
 
 class Unavailable(Exception):
-    """Why a contender cannot be had."""
+    """A contender is not available, with the reason."""
 
 
 def python_of(name: str) -> str:
-    """The interpreter of a contender's environment, which is made at the first call; raises `Unavailable`."""
+    """The interpreter of a contender's environment, created at the first call; raises `Unavailable`."""
     wanted = hashlib.sha256(json.dumps(PACKAGES[name]).encode()).hexdigest()[:12]
     folder = cache_folder() / "benchmarks" / name
     python = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
@@ -62,7 +62,7 @@ def python_of(name: str) -> str:
 
 
 class Child:
-    """A contender at work: `call("run", rounds=3)` asks its object for `run(rounds=3)` and waits for the answer."""
+    """A running contender: `call("run", rounds=3)` calls `run(rounds=3)` of its object and returns the result."""
 
     def __init__(self, script: str, job: dict[str, Any], python: str = sys.executable):
         self.name = script
@@ -109,10 +109,10 @@ class Child:
 def begin(
     wanted: dict[str, tuple[str, str | None, dict[str, Any]]], here: bool = False, only: Sequence[str] = ()
 ) -> tuple[dict[str, Child], dict[str, str]]:
-    """Children by title and, for those that cannot be had, the reason.
+    """Children by title, and the reasons for those that are not available.
 
-    wanted: for each title its script, its environment (None: this interpreter) and its job. here: make no environment
-    and try this interpreter for all. only: words, one of which a script's name must hold.
+    wanted: for each title its script, its environment (None: this interpreter) and its job. here: use this interpreter
+    for all. only: words, one of which must occur in a script's name.
     """
     found, lacking = {}, {}
     for title, (script, environment, job) in wanted.items():
@@ -128,14 +128,14 @@ def begin(
 
 
 def notes(children: dict[str, Child], lacking: dict[str, str]) -> str:
-    """What runs with what, and what does not run at all, for a page."""
+    """A list for the page: versions of each contender, or why it is missing."""
     lines = [f"- {title}: {child.about['note']}" for title, child in children.items()]
     lines += [f"- {title}: {reason}" for title, reason in lacking.items()]
     return "\n".join(lines)
 
 
 def _reason(text: str) -> str:
-    """The last line that says what went wrong, without addresses."""
+    """The last line with an error, without addresses."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     errors = [line for line in lines if "error" in line.lower()]
     return re.sub(r"\S*(://|/)\S*", "…", (errors or lines or ["no message"])[-1])[:200]

@@ -1,7 +1,7 @@
-"""Clients all at once, one after another or in chunks: dense and convolutional networks, float32 and bfloat16.
+"""Clients all at once, one by one or in chunks: dense and convolutional networks, float32 and bfloat16.
 
-What `execution="auto"` chooses is marked. On a CPU it also tells what a convolution costs inside of a loop over local
-steps, against the same steps written out: as XLA's own convolution, and over patches as the library has it.
+The choice of `execution="auto"` is marked. On a CPU the script also times a convolution inside a loop over local steps
+against the same steps unrolled: XLA's convolution, and the library's, which uses patches.
 """
 
 import argparse
@@ -62,12 +62,12 @@ def executions(small, repeats):
         cells = [f"{harness.spread(t)}{' ←' if name == str(chosen) else ''}" for name, t in took.items()]
         lost = np.median(took[str(chosen)]) / best
         rows.append([f"{title}, {clients} clients, batch {batch}", *cells, f"{lost:.2f}", why.split(":")[0]])
-    head = ["network", "at once (ms per round)", "one by one", "chunks of 8", "chosen / best", "because"]
+    head = ["network", "at once (ms per round)", "one by one", "chunks of 8", "chosen / best", "reason"]
     return harness.table(head, rows)
 
 
 def loops(repeats):
-    """Five steps of one convolution 16 → 32 on 8 images of 16 × 16, in a loop and written out."""
+    """Five steps of one convolution 16 → 32 on 8 images of 16 × 16, in a loop and unrolled."""
     key = jax.random.key(0)
     images, weight = jax.random.normal(key, (8, 16, 16, 16)), 0.05 * jax.random.normal(key, (32, 9 * 16))
 
@@ -83,12 +83,12 @@ def loops(repeats):
         "XLA's convolution": lambda w, image: convolution.grouped(w, image, 3, 1, 1),
         "patches": lambda w, image: convolution.patched(w, image, 3, 1, 1),
     }
-    forms = {"in a loop": 1, "written out": 5}
+    forms = {"in a loop": 1, "unrolled": 5}
     contenders = {f"{way}, {form}": steps(f, n) for way, f in ways.items() for form, n in forms.items()}
     took = harness.interleaved(contenders, repeats)
-    base = took["XLA's convolution, written out"]
+    base = took["XLA's convolution, unrolled"]
     rows = [[name, harness.spread(times), f"{harness.ratio(base, times)[0]:.2f}"] for name, times in took.items()]
-    return harness.table(["five steps", "ms: median [quartiles]", "times XLA's written out"], rows)
+    return harness.table(["five steps", "ms: median [quartiles]", "relative to XLA's, unrolled"], rows)
 
 
 def main():
@@ -96,7 +96,7 @@ def main():
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--draft", action="store_true", help="print only")
     given, small = parser.parse_args(), jax.default_backend() == "cpu"
-    body = f"FedAvg, 5 local steps; ← marks what `auto` chooses.\n\n{executions(small, given.repeats)}"
+    body = f'FedAvg, 5 local steps. ← marks the choice of `execution="auto"`.\n\n{executions(small, given.repeats)}'
     if small:
         body += f"\n\nA 3 × 3 convolution, 16 → 32 channels, 8 images of 16 × 16:\n\n{loops(given.repeats)}"
     print(body) if given.draft else harness.page(__file__, "How clients are executed", body)

@@ -1,7 +1,7 @@
-"""What grows with what: time of a round and memory against clients, local steps and the model's size.
+"""Time of a round and memory, against the number of clients, local steps and parameters.
 
 Target: a cohort of 100 out of 1,000,000 clients ≤ 1.2 × one out of 1,000. SCAFFOLD keeps a control variate per client,
-FedAvg keeps nothing. Streamed: data and the clients' own state on the host. Exponents are slopes of log-log fits.
+FedAvg keeps nothing. Streamed: data and `Local` fields stay on the host. Exponents are slopes of log-log fits.
 """
 
 import argparse
@@ -87,9 +87,9 @@ def main():
     more = [f"{title} {harness.ratio(t[1_000], t[1_000_000])[0]:.2f}" for title, t in times.items()]
     head = ["algorithm", "with", "ms per round: median [quartiles]", "kept on the device"]
     note = (
-        f"Cohorts of {COHORT}, {EXAMPLES} examples a client, batch 4, linear model 32 × 10 and 10 local steps unless "
-        "said otherwise. Memory is data and state between rounds. A million clients against a thousand, target ≤ 1.2: "
-        f"{', '.join(more)}."
+        f"Cohorts of {COHORT}, {EXAMPLES} examples per client, batch 4; linear model 32 × 10 and 10 local steps unless "
+        "stated otherwise. Memory is data and state between rounds. Time with a million clients over time with a "
+        f"thousand, target ≤ 1.2: {', '.join(more)}."
     )
     body = note + "\n\n" + harness.table(head, rows)
     if given.draft:

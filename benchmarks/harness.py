@@ -1,4 +1,4 @@
-"""How benchmarks are timed and written down: contenders interleaved, medians with spread, one Markdown page each."""
+"""Timing and pages of benchmarks: interleaved contenders, medians with quartiles, one Markdown page each."""
 
 import os
 import platform
@@ -15,8 +15,8 @@ from fedstrata.simulate import run
 from fedstrata.simulate.executable import Executable
 from fedstrata.simulate.options import RunOptions
 
-# Benchmarks start programs that live side by side: none may take most of a GPU's memory from the others, which is what
-# JAX does at its start. Set here, which every benchmark imports, it is inherited by all that they start.
+# JAX takes most of a GPU's memory when it starts. Programs of a benchmark share the GPU, so preallocation is off. Every
+# benchmark imports this module, and child processes inherit the setting.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 PAGES = Path(__file__).parents[1] / "docs" / "benchmarks"
@@ -24,7 +24,7 @@ IMAGES = PAGES.parent / "images"
 
 
 def prepare(problem: Any, algorithm: Any, federation: Any, **options: Any) -> Executable:
-    """What `fs.run` would run with these options, to be advanced by hand."""
+    """The executable of `fs.run` with these options."""
     return run.prepare(problem, algorithm, federation, RunOptions(**options))
 
 
@@ -35,7 +35,7 @@ def seconds(function: Callable[[], Any]) -> float:
 
 
 def interleaved(contenders: Mapping[str, Callable[[], Any]], repeats: int = 7) -> dict[str, np.ndarray]:
-    """Seconds of every contender, one after another, again and again; the first call of each is not counted."""
+    """Seconds of each contender, taken in turn `repeats` times. The first call of each is not counted."""
     for function in contenders.values():
         seconds(function)
     took: dict[str, list[float]] = {name: [] for name in contenders}
@@ -46,7 +46,7 @@ def interleaved(contenders: Mapping[str, Callable[[], Any]], repeats: int = 7) -
 
 
 def ratio(ours: np.ndarray, theirs: np.ndarray) -> tuple[float, float, float]:
-    """Median and quartiles of theirs / ours, paired within each repeat: how many times faster we are."""
+    """Median and quartiles of theirs / ours, paired within each repeat: the speed-up of ours."""
     low, middle, high = np.quantile(theirs / ours, [0.25, 0.5, 0.75])
     return float(middle), float(low), float(high)
 
@@ -62,7 +62,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 
 
 def bars(seconds: Mapping[str, np.ndarray], name: str) -> str:
-    """A plot of rounds per second, ours in blue, slowest first; returns the Markdown that shows it."""
+    """A bar chart of rounds per second, FedStrata in blue, as Markdown."""
     try:
         import matplotlib.pyplot as plt
     except ImportError:
@@ -83,7 +83,7 @@ def bars(seconds: Mapping[str, np.ndarray], name: str) -> str:
 
 
 def page(script: str, title: str, body: str) -> None:
-    """Print the result and keep it as a page, with the command, versions and machine beside the numbers."""
+    """Print the result and write it as a page, with the command, the versions and the machine."""
     names = {n: __import__(n).__version__ for n in ("jax", "equinox", "optax", "numpy")}
     versions = ", ".join(f"{n} {v}" for n, v in names.items())
     kind = "cpu" if jax.default_backend() == "cpu" else jax.devices()[0].device_kind
@@ -96,5 +96,5 @@ def page(script: str, title: str, body: str) -> None:
 
 
 def _suffix(word: str = "_gpu") -> str:
-    """What sets pages that were measured on a GPU apart."""
+    """`word` on a GPU, so that its pages have other names; empty on a CPU."""
     return "" if jax.default_backend() == "cpu" else word

@@ -1,4 +1,4 @@
-"""What data cost a pairwise method: 100 clients with 10,000 to 1,000,000 rows together, a linear model.
+"""A pairwise step against the number of rows: 100 clients with 10,000 to 1,000,000 rows in all, a linear model.
 
 Target: the cost of a step does not depend on the number of rows (at most 1.2 × the time).
 """
@@ -34,7 +34,7 @@ def program(problem, algorithm, data):
 
 
 def main():
-    # The objective of all pairs would be 9e10 of them: a sample of both sets is recorded.
+    # The exact objective has 9e10 pairs. The recorded one uses a sample of both sets.
     few = {"metrics": (), "objective_rows": 2000}
     problems = [
         (fs.FedX1(0.01, STEPS), fs.Pairwise(fs.models.Linear(FEATURES), fs.pair_losses.PSM(), **few)),
@@ -54,9 +54,9 @@ def main():
     head = ["algorithm", "rows", "ms per step of all clients: median [quartiles]", f"times {sizes[0]:,} rows"]
     note = (
         f"{CLIENTS} clients, all in every round, {STEPS} local steps, linear model of {FEATURES} features, batches of "
-        f"32 of each set, {ROUNDS} rounds a call; a tenth of the rows are positives. Target: ≤ 1.2, which is "
-        "missed where the caches end: 10,000 rows (2 MB) lie in the cache of a core, a million (200 MB) do not, and a "
-        "step reads its rows at random. FedX2 also keeps one number for every positive, read and written once a round."
+        f"32 of each set, {ROUNDS} rounds per call; a tenth of the rows are positives. Target: ≤ 1.2, missed "
+        "beyond the caches: 10,000 rows (2 MB) fit into the cache of a core, a million (200 MB) do not, and a step "
+        "reads its rows at random. FedX2 also keeps one number per positive, read and written once per round."
     )
     harness.page(__file__, "Pairwise methods and the number of rows", note + "\n\n" + harness.table(head, table))
 

@@ -1,8 +1,8 @@
-"""FedX2 on ResNet-18 in bfloat16, 16 clients with 32 + 32 images a step, against one model with batches of 1024.
+"""FedX2 on ResNet-18 in bfloat16, 16 clients with 32 + 32 images per step, against one model with batches of 1024.
 
-Both see 1024 images of 32 × 32 a step; a federated step has 16 times the weights to read and write. The one model is
-plain SGD with cross-entropy, its convolutions done as XLA's own and as ours, whichever is faster being 1. For a GPU:
-on a CPU ask for `--width 8 --clients 2`. Target: ≥ 0.55.
+Both process 1024 images of 32 × 32 per step. A federated step reads and writes 16 times as many weights. The single
+model is trained by plain SGD with cross-entropy, once with XLA's convolutions and once with ours; the faster one is 1.
+For a GPU; on a CPU use `--width 8 --clients 2`. Target: ≥ 0.55.
 """
 
 import argparse
@@ -17,11 +17,11 @@ import harness
 from fedstrata.models import norm
 from harness import prepare
 
-EXAMPLES = 256  # of each kind that a client has
+EXAMPLES = 256  # of a client, of each class
 
 
 def own_convolution(weight, image, kernel, stride=1):
-    """XLA's own, for one model."""
+    """XLA's convolution, for one model."""
     filters = weight.reshape(-1, kernel, kernel, image.shape[-1])
     pad = [((kernel - 1) // 2,) * 2] * 2
     names = ("NHWC", "OHWI", "NHWC")
@@ -29,7 +29,7 @@ def own_convolution(weight, image, kernel, stride=1):
 
 
 def one_model(model, images, labels, batch, steps, convolution=None):
-    """So many steps of plain SGD on one model."""
+    """`steps` steps of plain SGD on one model."""
     params = model.init(jax.random.key(0), jnp.float32)
 
     def loss(params, x, y):
@@ -106,8 +106,8 @@ def main():
     head = ["program", "ms per step: median [quartiles]", "images/s", "speed, one model = 1"]
     note = (
         f"ResNet-18 of width {given.width}, bfloat16, group normalisation; {clients} clients × (32 + 32) images of "
-        f"32 × 32 a step, {steps} local steps a round, {given.repeats} rounds of each in turn. FedAvg takes the same "
-        "64 images with cross-entropy, to tell the clients' share from the algorithm's."
+        f"32 × 32 per step, {steps} local steps per round, {given.repeats} rounds of each in turn. FedAvg takes the "
+        "same 64 images with cross-entropy, which separates the cost of many clients from that of the algorithm."
     )
     body = note + "\n\n" + harness.table(head, rows)
     print(body) if given.draft else harness.page(__file__, "FedX2 on ResNet-18", body)

@@ -1,4 +1,4 @@
-"""Every benchmark, one after another, each in a process of its own."""
+"""Run every benchmark, one after another, each in a separate process."""
 
 import subprocess
 import sys

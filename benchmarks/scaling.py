@@ -1,7 +1,7 @@
-"""Weak scaling: as many clients again for every further device, or process, that shares the run.
+"""Weak scaling: the same number of clients on each device or process.
 
-On a CPU the devices are made of its cores and one of them already uses all: with 2 cores nothing can get faster, and
-what is measured is what spreading costs. Perfect weak scaling of work that fills the machine is time ∝ devices.
+On a CPU the devices share its cores, and one device already uses all of them. With 2 cores nothing can get faster: the
+benchmark measures the cost of spreading. Perfect weak scaling of work that fills the machine is time ∝ devices.
 """
 
 import argparse
@@ -80,9 +80,9 @@ def main():
         rows.append([title, devices * processes * PER_DEVICE, harness.spread(times), f"{share:.2f}"])
     head = ["where", "clients", "ms per round: median [quartiles]", "time per client, one device = 1"]
     note = (
-        f"SCAFFOLD, MLP 784-32-10, {PER_DEVICE} clients a device, 10 local steps, batch 32. With {os.cpu_count()} "
-        "cores one device uses all of them, so that time grows with the clients however they are spread: 1.00 in the "
-        "last column says that spreading costs nothing."
+        f"SCAFFOLD, MLP 784-32-10, {PER_DEVICE} clients per device, 10 local steps, batch 32. One device uses all "
+        f"{os.cpu_count()} cores, so time grows with the number of clients however they are spread. 1.00 in the last "
+        "column means that spreading costs nothing."
     )
     harness.page(__file__, "Weak scaling", note + "\n\n" + harness.table(head, rows))
 

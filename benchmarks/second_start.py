@@ -1,4 +1,4 @@
-"""What the persistent compilation cache saves: the same command twice, in fresh processes."""
+"""Time saved by the persistent compilation cache: the same command twice, in fresh processes."""
 
 import os
 import subprocess
@@ -11,10 +11,10 @@ import numpy as np
 import harness
 
 COMMAND = ["run", "digits", "--algorithm", "SCAFFOLD", "--rounds", "20", "--quiet", "--force"]
-# The same run from Python, with the cache that the command line switches on: it knows how long it compiled.
+# The same run from Python, with the command line's cache. Its result has the time of compilation.
 CODE = """
 import fedstrata as fs
-from fedstrata.commands.running import configure
+from fedstrata.base.compilation import configure
 from fedstrata.experiments import get
 configure(cache=True)
 setup = get("digits").build()
@@ -47,7 +47,7 @@ def main() -> None:
         times = [np.array(first), np.array(second)]
         rows.append([name, *(harness.spread(t, 1) for t in times), f"{np.median(times[1] / times[0]):.2f}"])
     head = ["seconds: median [quartiles]", "first start (empty cache)", "second start", "ratio"]
-    note = f"`fedstrata {' '.join(COMMAND[:6])}`, five times each. What is left is importing, tracing and loading."
+    note = f"`fedstrata {' '.join(COMMAND[:6])}`, five times each. The second start still imports, traces and loads."
     harness.page(__file__, "Second start", note + "\n\n" + harness.table(head, rows))
 
 

@@ -1,4 +1,4 @@
-"""What seeds and step sizes cost in one program, against one run: least squares with d = 100, and an MLP.
+"""Many seeds and step sizes in one program against one run: least squares with d = 100, and an MLP.
 
 Targets: ten seeds × four step sizes ≤ 16 × one run on 2 cores with d = 100, ≤ 2 × on a GPU with the MLP.
 """

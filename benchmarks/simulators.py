@@ -1,8 +1,8 @@
-"""FedAvg in one simulator and another: an MLP 784-32-10, 100 clients, 10 local steps with batches of 64.
+"""FedAvg in several simulators: an MLP 784-32-10, 100 clients, 10 local steps with batches of 64.
 
-Every contender starts from the same parameters and trains on the same data, all clients in every round. It is checked
-that each does the same number of steps on as many examples, that its loss falls, and that it falls as far as that of
-the others. Start-up, compilation and memory are outside of the timing. Targets for the rounds per second of FedStrata:
+Every contender starts from the same parameters and trains on the same data, all clients in every round. The script
+checks that each does the same number of steps on as many examples, and that all losses fall equally far. Start-up and
+compilation are not timed, and memory is not measured. Targets for the rounds per second of FedStrata:
 ≥ 0.97 × hand-written JAX, ≥ 2 × fedjax, ≥ 3 × pfl, ≥ 4 × PyTorch eager, ≥ 15 × Flower's simulation.
 """
 
@@ -15,7 +15,7 @@ import harness
 
 JOB = {"model": "mlp", "clients": 100, "examples": 640, "batch": 64, "steps": 10, "step_size": 0.1}
 DRAWN, SHUFFLED = "FedStrata, drawn with replacement", "FedStrata, shuffled epochs"
-# Title: script, environment, what differs in its job, the FedStrata that samples as it does, target.
+# Title: script, environment, changes to the job, the FedStrata row that samples alike, target.
 CONTENDERS = {
     DRAWN: ("by_fedstrata", None, {"sampling": "replacement"}, DRAWN, None),
     SHUFFLED: ("by_fedstrata", None, {"sampling": "epochs"}, SHUFFLED, None),
@@ -28,16 +28,16 @@ CONTENDERS = {
     "PyTorch eager, a process on each core": ("by_torch_processes", "torch", {}, SHUFFLED, None),
     "Flower simulation": ("by_flwr", "flwr", {}, SHUFFLED, 15),
 }
-ALIKE = 0.005  # by which losses after the same number of rounds may differ, relative to their fall
+ALIKE = 0.005  # largest difference of losses after the same number of rounds, relative to their fall
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=10, help="rounds a call")
+    parser.add_argument("--rounds", type=int, default=10, help="rounds per call")
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--clients", type=int, default=JOB["clients"])
-    parser.add_argument("--only", default="", help="words, with commas: scripts whose names hold one of them")
-    parser.add_argument("--here", action="store_true", help="make no environments: this interpreter for all")
+    parser.add_argument("--only", default="", help="comma-separated words; only scripts whose name contains one")
+    parser.add_argument("--here", action="store_true", help="use this interpreter for all contenders")
     parser.add_argument("--draft", action="store_true", help="print only")
     given = parser.parse_args()
     job = {**JOB, "clients": given.clients}
@@ -64,19 +64,19 @@ def main():
         ]
         for title in children
     ]
-    rows += [[title, "not to be had, see below", *[""] * 5] for title in lacking]
+    rows += [[title, "not available, see below", *[""] * 5] for title in lacking]
     problems = _differences(began, after, job, given.rounds)
-    head = ["program", "ms per round: median [quartiles]", "rounds/s", "FedStrata is so many times faster"]
+    head = ["program", "ms per round: median [quartiles]", "rounds/s", "speed-up of FedStrata"]
     head += ["target", "", f"loss after {given.rounds} rounds"]
     note = (
         f"FedAvg, MLP 784-32-10, {job['clients']} clients × {job['examples']} examples, all in every round, "
-        f"{job['steps']} local steps, batch {job['batch']}, {given.rounds} rounds a call, {given.repeats} calls of "
-        "each in turn. One set of data and start values for all; an epoch is exactly the steps of a round. JAX by hand "
-        "draws with replacement and is compared with the FedStrata that does; the others go once through shuffled "
-        "data (pfl: through the rows in their order) and are compared with the FedStrata that shuffles. FedStrata "
-        'chooses itself how it runs clients (`execution="auto"`). PyTorch has as many threads as it is fastest with, '
-        "one or one for each core. "
-        f"The loss was {next(iter(began.values())):.4f} at the start; Flower has done one round more."
+        f"{job['steps']} local steps, batch {job['batch']}, {given.rounds} rounds per call, {given.repeats} calls of "
+        "each in turn. All programs have the same data and start values. An epoch is exactly the steps of a round. "
+        "Hand-written JAX draws with replacement and is compared with the FedStrata row that does so. The others pass "
+        "once through shuffled data (pfl: through the rows in their order) and are compared with the FedStrata row "
+        'that shuffles. FedStrata runs with `execution="auto"`. PyTorch uses one thread or one per core, whichever is '
+        "faster. "
+        f"The loss at the start was {next(iter(began.values())):.4f}. Flower has done one round more."
     )
     body = f"{note}\n\n{harness.table(head, rows)}\n\n{problems}\n\n{environments.notes(children, lacking)}"
     if given.draft:
@@ -93,7 +93,7 @@ def _verdict(ours, theirs, target):
 
 
 def _differences(began, after, job, rounds):
-    """Says that all did the same work, or which did not."""
+    """A sentence for the page: all did the same work, or which did not."""
     steps = job["clients"] * job["steps"] * rounds
     partner = {title: after[CONTENDERS[title][3]]["loss"] for title in after}
     fall = began[SHUFFLED] - after[SHUFFLED]["loss"]
@@ -105,9 +105,9 @@ def _differences(began, after, job, rounds):
     if wrong:
         return f"**These did not do the same work: {', '.join(dict.fromkeys(wrong))}.**"
     return (
-        f"Checked: all start from the same loss; each did {steps:,} steps on {steps * job['batch']:,} examples in its "
-        f"first call (Flower: {rounds + 1}/{rounds} of that); all losses fall, and after the same number of rounds "
-        f"those that sample alike differ by less than {ALIKE:.1%} of the fall."
+        f"Checked: all programs start from the same loss; each did {steps:,} steps on {steps * job['batch']:,} "
+        f"examples in its first call (Flower: {rounds + 1}/{rounds} of that); all losses fall; after the same number "
+        f"of rounds, losses of programs that sample alike differ by less than {ALIKE:.1%} of the fall."
     )
 
 

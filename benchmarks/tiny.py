@@ -1,6 +1,6 @@
-"""What it brings tiny jobs on a CPU to be compiled without the passes that XLA makes for large ones.
+"""Tiny jobs on a CPU, compiled with and without the passes of XLA that are for large ones.
 
-The same rounds through both programs, for growing jobs. `Job.tiny` draws the line from this table.
+The same rounds with both programs, for jobs of growing size. `Executable.tiny` follows this table.
 """
 
 import jax
@@ -15,7 +15,7 @@ ROUNDS, EXAMPLES = 40, 200
 
 
 def squares(algorithm, parameters, clients, batch, runs=1, every=10**6):
-    """Least squares with 200 examples a client."""
+    """Least squares with 200 examples per client."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(clients * EXAMPLES, parameters)).astype(np.float32)
     data = fs.Federation.from_offsets({"x": x, "y": x[:, 0]}, np.arange(clients + 1) * EXAMPLES)
@@ -27,7 +27,7 @@ def squares(algorithm, parameters, clients, batch, runs=1, every=10**6):
 
 
 def jobs():
-    """What is asked: title → job."""
+    """Title and executable of each row."""
     for parameters, clients, batch, runs in [
         (10, 8, 1, 1),
         (100, 8, 1, 1),
@@ -52,17 +52,17 @@ def main():
     for title, job in jobs():
         carry, given = job.begin()[0], (job.runs, job._segment(0, ROUNDS), None)
         program = lambda tiny, given=given, carry=carry: lambda: _advance[tiny, False](given, carry)
-        took = harness.interleaved({"as ever": program(False), "for little": program(True)}, repeats=9)
-        middle, low, high = harness.ratio(took["for little"], took["as ever"])
+        took = harness.interleaved({"default": program(False), "tiny": program(True)}, repeats=9)
+        middle, low, high = harness.ratio(took["tiny"], took["default"])
         numbers = sum(a.size for a in jax.tree.leaves(job.runs.x0)) * job.context.cohort_size
         spreads = [harness.spread(times / ROUNDS, unit=1e6) for times in took.values()]
-        chosen = "for little work" if job.tiny else "as ever"
+        chosen = "tiny" if job.tiny else "default"
         rows.append([title, f"{numbers:,}", *spreads, f"{middle:.2f} [{low:.2f}, {high:.2f}]", chosen])
-    head = ["job", "parameters × clients × runs", "µs per round, as ever", "for little work"]
-    head += ["as ever / for little work", "`Job.tiny` chooses"]
+    head = ["job", "parameters × clients × runs", "µs per round, default", "tiny"]
+    head += ["default / tiny", "chosen by `Executable.tiny`"]
     note = (
-        "Least squares, 200 examples a client, 10 local steps. “For little work” leaves out two passes of XLA: the one "
-        "that shares a kernel between threads, and the one that takes a sum in two kernels."
+        'Least squares, 200 examples per client, 10 local steps. The "tiny" program is compiled without two passes of '
+        "XLA: the one that splits a kernel between threads, and the one that splits a sum into two kernels."
     )
     table = harness.table(head, rows)
     harness.page(__file__, "Tiny jobs on a CPU", f"{note}\n\n{table}")

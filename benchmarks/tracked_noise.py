@@ -1,7 +1,7 @@
-"""Where noise hurts the tracked methods: a root of an estimated variance, and hypergradients on small batches.
+"""Noise and the tracked methods: a root of an estimated variance, and hypergradients on small batches.
 
-The `Tracked…` methods are this library's. This page is about their failures: how many runs of `TrackedSCGD` leave the
-finite numbers on √(variance + 0.01), and what `TrackedBiO` gains or loses against `FedBiO` on batches.
+The `Tracked…` methods are this library's. The page shows their failures: how many runs of `TrackedSCGD` diverge on
+√(variance + 0.01), and whether `TrackedBiO` gains or loses against `FedBiO` on batches.
 """
 
 import argparse
@@ -15,18 +15,18 @@ from fedstrata.experiments.bilevel import build
 from fedstrata.simulate.result import DivergenceWarning
 
 STEPS = [0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0]
-SCORED = 0.5  # the part of a run, at its end, over which the objective is averaged
+SCORED = 0.5  # the objective is averaged over this last part of a run
 
 
 def markets(sites=8, days=500, assets=10):
-    """Sites whose assets have other means and other spreads."""
+    """Sites whose assets differ in mean and spread."""
     rng = np.random.default_rng(0)
     one = lambda: rng.normal(0.05, 0.3, assets) + rng.normal(size=(days, assets)) * rng.uniform(0.5, 1.5, assets)
     return fs.Federation.from_clients([{"r": one().astype("float32")} for _ in range(sites)])
 
 
 def roots(rounds, seeds):
-    """For each method, guard and batch size: how many of the seeds left the finite numbers, step by step."""
+    """For each method, guard and batch size: the number of seeds that diverged, for each step size."""
     federation, start, out = markets(), np.full(10, 0.1, "float32"), []
     methods = {
         "TrackedSCGD": fs.TrackedSCGD(0.01, 0.1, 4),
@@ -56,14 +56,14 @@ def ends(problem, federation, method, batch, rounds, seeds, sweep):
 
 
 def bilevel(rounds, instances):
-    """For each batch size and method: the best step on seeds 0 to 4, and there the excess over FedBiO, seed by seed."""
+    """For each batch size and method: the best step on seeds 0 to 4, and its excess over FedBiO on fresh seeds."""
     grid, fresh, out = [round(0.0002 * 2.5**k, 6) for k in range(9)], range(100, 105), []
     methods = {
         "FedBiO": fs.FedBiO(0.01, 0.2, 5),
         "TrackedBiO": fs.TrackedBiO(0.01, 0.2, 5),
         "TrackedBiO, momentum=0.1": fs.TrackedBiO(0.01, 0.2, 5, momentum=0.1),
     }
-    problem = build().problem  # one for all instances, so that nothing is compiled again
+    problem = build().problem  # shared by all instances, which avoids recompilation
     for spread in (0.3, 1.0):
         for batch in (1, 4):
             found, steps = {name: [] for name in methods}, {name: [] for name in methods}
@@ -92,7 +92,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=300)
     parser.add_argument("--seeds", type=int, default=5)
     given = parser.parse_args()
-    warnings.simplefilter("ignore", DivergenceWarning)  # that is what is counted
+    warnings.simplefilter("ignore", DivergenceWarning)  # divergence is what is counted
     lost = harness.table(
         ["guard", "batch", "method", *(f"step {s:g}" for s in STEPS)], roots(given.rounds, given.seeds)
     )
@@ -108,12 +108,12 @@ def main():
     body = (
         f"Batches drawn with replacement, all clients in every round, {given.rounds} rounds.\n\n"
         "**The root of a variance.** `fs.risk_averse` with a budget, 8 sites that differ, 10 assets, 500 days, 4 local "
-        f"steps, momentum 0.1: how many of {given.seeds} seeds left the finite numbers, for seven steps. `eps` is added"
-        f" to the estimated variance; `floor` takes the root of at least that much.\n\n{lost}\n\n"
+        f"steps, momentum 0.1. Cells: how many of {given.seeds} seeds diverged, for seven step sizes. `eps` is added "
+        f"to the estimated variance. `floor` is a lower bound on it under the root.\n\n{lost}\n\n"
         "**Hypergradients on batches.** The quadratic problem of `fedstrata run bilevel` with 8 clients, noise 0.5, 5 "
         "local steps and lower step 0.2. Each method's step is chosen from nine by the mean objective over the second "
-        "half of a run (seeds 0 to 4), and run again on seeds 100 to 104; ten instances of the problem, and intervals "
-        f"over instances.\n\n{gains}"
+        "half of a run (seeds 0 to 4). The method is then run with that step on seeds 100 to 104. Intervals are over "
+        f"ten instances of the problem.\n\n{gains}"
     )
     harness.page(__file__, "Tracked methods under noise", body)
 

@@ -11,7 +11,7 @@ from importlib.metadata import version
 # Test programs are tiny and many: compiling them fast matters more than running them fast. XLA refuses flags that it
 # does not know, so the last two, which shorten compiling further, are for versions that have them.
 os.environ["XLA_FLAGS"] = (
-    "--xla_force_host_platform_device_count=4"  # for meshes; whatever asks for none runs on the first
+    "--xla_force_host_platform_device_count=4"  # for meshes; everything else runs on the first
     " --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
     + (" --xla_cpu_use_fusion_emitters=false" if version("jaxlib").startswith("0.10.") else "")
     + (" --xla_cpu_opt_preset=FAST_COMPILE" if version("jaxlib") == "0.10.2" else "")

@@ -40,7 +40,7 @@ def case(request, forget):
     forget()
 
 
-# Without the exact gradient, which is half of what there is to compile; the tests that want it ask for it.
+# Without the exact gradient, which is half of the compilation; tests that need it switch it on.
 PLAIN = {
     "rounds": ROUNDS,
     "evaluate_every": 1,
@@ -267,7 +267,7 @@ def test_chunks_that_do_not_come_out_even_equal_clients_at_once(case):
     assert_close((chunks.solution(), chunks.local), (at_once.solution(), at_once.local))
 
 
-def test_it_reaches_the_optimum_where_theory_says_so(case):
+def test_it_reaches_the_optimum_where_theory_states_so(case):
     result = run(case.algorithm, rounds=600, batch_size="all", evaluate_every=600, stationarity=True)
     distance = np.linalg.norm(result.solution() - task_of(case.algorithm).optimum())
     if case.exact:

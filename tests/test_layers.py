@@ -126,7 +126,7 @@ def test_folders_stay_small():
 
 
 @pytest.mark.parametrize("path", FILES, ids=NAMES)
-def test_every_module_says_what_it_is(path):
+def test_every_module_has_a_docstring(path):
     text = path.read_text()
     assert not text or ast.get_docstring(ast.parse(text)), "a module starts with a line about it"
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import jobs
 import numpy as np
 
-jax.tree_map = jax.tree.map  # FedJAX 0.0.17 uses the name that JAX has dropped
+jax.tree_map = jax.tree.map  # FedJAX 0.0.17 uses this name, which JAX has dropped
 
 import fedjax  # noqa: E402
 from fedjax.algorithms import fed_avg  # noqa: E402
@@ -49,7 +49,7 @@ class Algorithm(child.Rounds):
         return [np.asarray(p) for p in map(self.state.params.get, NAMES)]
 
     def counted(self):
-        """From the batches that its own iterator gives a round."""
+        """Counted from the batches of FedJAX's iterator for a round."""
         sizes = [len(batch["y"]) for data in self.clients for batch in data.shuffle_repeat_batch(self.batches)]
         return len(sizes) * self.done, sum(sizes) * self.done
 

@@ -1,4 +1,4 @@
-"""FedStrata: a prepared job, advanced by so many rounds a call."""
+"""FedStrata: an executable, advanced by some rounds per call."""
 
 import child
 import jax
@@ -33,7 +33,7 @@ def mlp_start(start):
 
 
 def cnn_start(start):
-    """Patches hold channels last, and so does what is flattened."""
+    """Weights with channels last, as patches and flattened images have them."""
     last = lambda w: np.moveaxis(w, 1, -1).reshape(w.shape[0], -1)
     layers = [{"weight": w, "bias": b} for w, b in zip(start[::2], start[1::2], strict=True)]
     hidden = layers[2] | {"weight": last(layers[2]["weight"].reshape(128, 64, 14, 14))}

@@ -1,7 +1,7 @@
 """Flower: its FedAvg strategy in its simulation on Ray, one worker with one PyTorch thread on each core.
 
-Every call starts Ray and stops it again, so that nothing of it runs beside other contenders. The first round, in which
-workers start and load their data, is done but not counted.
+Every call starts and stops Ray, so that no process of it runs beside other contenders. In the first round workers start
+and load their data. It is not counted.
 """
 
 # pyright: reportMissingImports=false, reportArgumentType=false

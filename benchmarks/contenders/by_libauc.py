@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from libauc import losses
 
-# γ = 1: running means are those of the batch, so that a call depends on nothing before it.
+# γ = 1: running means are those of the batch, so that a call does not depend on earlier ones.
 MAKE = {
     "square": lambda n, q: losses.PairwiseAUCLoss("squared", hparam=1.0),
     "squared hinge": lambda n, q: losses.PairwiseAUCLoss("squared_hinge", hparam=1.0),
@@ -29,7 +29,7 @@ def _set(loss, q):
 
 class Losses:
     def __init__(self, job):
-        threads = "one thread or one for each core, whichever is faster in each timing"
+        threads = "one thread or one per core, whichever is faster in each timing"
         self.note = f"{child.versions('libauc', 'torch')}; {threads}"
 
     def prepare(self, loss, scores, labels, **options):
@@ -56,10 +56,9 @@ class Losses:
         return [found, slopes]
 
     def seconds(self, calls, checked_fast=False):
-        """Of a call; both numbers of threads are tried every time, because with two some losses take six times longer.
+        """Seconds of a call, the best of one thread and one per core: with two some losses take six times longer.
 
-        Every loss first asks whether there are positives with Python's `sum`, which walks through the batch row by
-        row. checked_fast: with `torch.sum` in its place.
+        Every loss first looks for positives with Python's `sum`, row by row. checked_fast: with `torch.sum` instead.
         """
         vars(losses.auc)["sum"] = torch.sum if checked_fast else sum
         return min(self._with(threads, calls) for threads in (1, child.CORES))

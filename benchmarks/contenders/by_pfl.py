@@ -1,6 +1,6 @@
 """pfl-research: its FederatedAveraging on its simulated backend, with users' data kept as tensors.
 
-It walks through a user's rows in order, without shuffling, and keeps the batches it has cut: it draws nothing.
+It passes through a user's rows in order, without shuffling, and keeps the batches: it draws no samples.
 """
 
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
@@ -25,7 +25,7 @@ NEVER = 10**9
 
 
 class Evaluation(CentralEvaluationCallback):
-    """Not at the start of every call too: a run goes on from the last."""
+    """No evaluation at the start of a call: a run continues from the last one."""
 
     def on_train_begin(self, *, model):
         return Metrics()

@@ -1,4 +1,4 @@
-"""PyTorch, eager: one client after another, one step after another; the loop that most simulations are."""
+"""PyTorch, eager: one client after another, one step after another, the loop of most simulations."""
 
 # pyright: reportMissingImports=false
 import child
@@ -46,7 +46,7 @@ class Loop(child.Rounds):
             self.steps, self.rows = self.steps + 1, self.rows + len(rows)
 
     def sums(self, start, clients):
-        """The sum of what these clients come to from these values."""
+        """The sum of these clients' parameters after their local steps from `values`."""
         total = [torch.zeros_like(p) for p in start]
         for client in clients:
             self._set(start)

@@ -10,7 +10,7 @@ from by_torch import Loop
 
 
 def work(pipe, job, share):
-    """Sums over a share of the clients, once for every set of values that comes."""
+    """For every set of values received: the sum over a share of the clients."""
     torch.set_num_threads(1)
     loop = Loop(job, choose_threads=False)
     pipe.send(None)

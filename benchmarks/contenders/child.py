@@ -1,4 +1,4 @@
-"""The contender's side: an object whose methods are called by lines of JSON, and rounds that are timed.
+"""The contender's side: an object whose methods are called by lines of JSON, and timed rounds.
 
 Used in environments without FedStrata: only the standard library and NumPy.
 """
@@ -20,9 +20,9 @@ TRIALS = 8
 
 
 def serve(make: Callable[[dict[str, Any]], Any]) -> None:
-    """Make the object from the first line, say what it is, then answer a line for a line."""
+    """Create the object from the first line, reply with its note, then answer each line with one."""
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever libraries print goes to the log
+    os.dup2(2, 1)  # output of libraries goes to the log
     say = lambda what: print(json.dumps(what), file=answers, flush=True)
     found = make(json.loads(sys.stdin.readline()))
     say({"note": found.note})
@@ -32,7 +32,7 @@ def serve(make: Callable[[dict[str, Any]], Any]) -> None:
 
 
 class Rounds:
-    """A contender that trains: `advance` does rounds, going on from where it is, and returns when they are done."""
+    """A contender that trains: `advance` continues for some rounds and returns when they are done."""
 
     note: str
 
@@ -44,17 +44,17 @@ class Rounds:
         raise NotImplementedError
 
     def counted(self) -> tuple[int, int]:
-        """Local steps and examples so far, counted where they happen."""
+        """Local steps and examples so far, counted as they are computed."""
         raise NotImplementedError
 
     def run(self, rounds: int) -> float:
-        """Seconds of so many rounds."""
+        """Seconds of `rounds` rounds."""
         began = time.perf_counter()
         self.advance(rounds)
         return time.perf_counter() - began
 
     def report(self) -> dict[str, Any]:
-        """Where training stands: for checks, not timed."""
+        """Loss and work so far, for checks. Not timed."""
         return {"loss": jobs.mlp_loss(self.params(), self.data), "work": self.counted()}
 
     data: Any
@@ -68,11 +68,11 @@ def _version(name: str) -> str:
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
-        return "as it lies here"
+        return "from this checkout"
 
 
 def fastest(settings: Iterable[Any], trial: Callable[[Any], None]) -> Any:
-    """The setting with which the trial takes least time, in the median: two threads can be lucky for a while."""
+    """The setting with the smallest median time: two threads can be lucky for a while."""
 
     def seconds(setting: Any) -> float:
         began = time.perf_counter()

@@ -1,4 +1,4 @@
-"""What a Flower worker runs: the local steps of one client, in PyTorch."""
+"""The client app of Flower's workers: the local steps of one client, in PyTorch."""
 
 # pyright: reportMissingImports=false
 import functools
@@ -15,7 +15,7 @@ torch.set_num_threads(1)
 
 @functools.cache
 def _loaded(model, clients, examples):
-    """Data and a model, once for each worker."""
+    """Data and a model, loaded once per worker."""
     data = jobs.load({"model": model, "clients": clients, "examples": examples})
     return torch.from_numpy(data.x), torch.from_numpy(data.y).long(), torch_models.make(model, data.start)
 

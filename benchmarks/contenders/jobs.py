@@ -1,4 +1,4 @@
-"""The jobs that contenders do: the same data and the same start for all of them, in NumPy.
+"""The jobs of the contenders: the same data and start values for all of them, in NumPy.
 
 Weights have the layout (outputs, inputs, ...), images (height, width, channels).
 """

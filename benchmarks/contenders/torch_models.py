@@ -1,4 +1,4 @@
-"""What the PyTorch contenders share: the two networks, the device, the number of threads, evaluation."""
+"""Common parts of the PyTorch contenders: the two networks, the device, the number of threads, evaluation."""
 
 # pyright: reportMissingImports=false
 import child
@@ -9,7 +9,7 @@ EVALUATION = 1000  # rows at a time
 
 
 def device():
-    """The GPU where there is one, in TF32 like JAX's default there."""
+    """The GPU if there is one, in TF32, as is JAX's default there."""
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -36,7 +36,7 @@ class Turned(nn.Module):
 
 
 def threads(trial):
-    """Sets the number of threads, of one and one for each core, with which a trial is fastest."""
+    """Set the faster number of threads: one, or one per core."""
 
     def with_threads(number):
         torch.set_num_threads(number)

@@ -1,8 +1,8 @@
 """Risk-averse portfolios: three nested levels on daily returns, where every client holds a period or a region.
 
 Fed-DR-SCGD's experiment (gao2024, eq. 13 and 14). As published the objective is homogeneous, and since daily returns
-have κ = μᵀΣ⁻¹μ far below λ² = 1 its minimiser is to buy nothing; `constraint="simplex"` asks for a portfolio. The
-optimum is known in both cases. What the paper leaves open is chosen in `tasks`.
+have κ = μᵀΣ⁻¹μ far below λ² = 1 its minimiser is to buy nothing; `constraint="simplex"` requires a portfolio. The
+optimum is known in both cases. Choices that the paper leaves open are in `tasks`.
 
 a = 0.95 is the paper's, and the steps are those that `fedstrata reproduce fed-dr-scgd` chooses with it (figure 4; its
 small scale leaves out LevelwiseDRSCGD, which gets the same). With a = 0.05 Fed-DR-SCGD needs its projection or separate

@@ -1,8 +1,8 @@
-"""Figures 4 to 6, ours: the same methods with steps chosen alike, on clients that differ, with the optimum known.
+"""Figures 4 to 6, which are ours: the same methods, steps tuned alike, clients that differ, a known optimum.
 
-Every method tries the same steps for a = 0.95 and for a = 0.05 on seeds that are not reported, and the step with the
-lowest gap at the end is then run on the seeds that are. Clients are periods of time (figures 4 and 5) or regions
-(figure 6); batch 1, p = 4. Fed-DR-SCGD takes part twice, without Π and with the ball of Lemma C.1, C = 2.
+Every method tries the same steps for a = 0.95 and for a = 0.05 on seeds that are not reported. The step with the lowest
+gap at the end is then run on the reported seeds. Clients are periods of time (figures 4 and 5) or regions (figure 6);
+batch 1, p = 4. Fed-DR-SCGD takes part twice, without Π and with the ball of Lemma C.1, C = 2.
 """
 
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -45,7 +45,7 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 BASELINES = ("SMVR", "SCSC", "NLASG")
 MOMENTA = [0.95, 0.05]
-# The way to a portfolio is longer than the way to none: equal shares are 0.1 from zero.
+# A portfolio is farther from the start than x = 0: equal shares are 0.1 from zero.
 STEPS = {"none": [3e-5, 1e-4, 3e-4, 1e-3, 3e-3], "simplex": [1e-4, 3e-4, 1e-3, 3e-3, 1e-2]}
 LOCAL_STEPS = 4
 NEAR = 0.01  # of the first gap
@@ -58,7 +58,7 @@ class Found(NamedTuple):
 
 
 def tuned(desk: Desk, label: str, data: "Mapping[str, Any]", name: str) -> dict[float, Found]:
-    """For each a the step that ends lowest on the tuning seeds, and the reported runs with it."""
+    """For each a, the step with the lowest end on the tuning seeds, and the reported runs with it."""
     size = SIZES[desk.scale]
     kind, more = METHODS[name]
     build = lambda step, a: method(kind, step, a, LOCAL_STEPS, **more)
@@ -114,9 +114,9 @@ def _claim(number: int, label: str, a: float, found: "Mapping[str, Found]", epoc
 
 
 def figure_4(desk: Desk) -> Outcome:
-    """The printed objective, guarded, on clients that are periods of time."""
+    """The published objective, guarded; clients are periods of time."""
     data = {"data": "us_100_size_op_daily", "split": "time"}
-    title = f"Printed objective (buy nothing), {NAMES[data['data']]}, 8 periods of time"
+    title = f"Published objective (buy nothing), {NAMES[data['data']]}, 8 periods of time"
     return _compare(desk, 4, "printed objective", title, data)
 
 

@@ -2,9 +2,9 @@
 
 η = 1e-3 for Fed-DR-SCGD and SMVR, and 1e-6 for SCSC and NLASG, "according to the theoretical results". All methods also
 run with each other's step, which the paper does not do. Its start, unit, split, guard and missing values are not
-stated; here x starts at equal shares, returns are in percent as in the files, days are shuffled before they are dealt
-out, the root is guarded by ε = floor = 0.01, and missing returns are 0. In decimals a path is the same with a step a
-hundred times longer. Figure 2 also shows the step 1e-4, the best one with a = 0.95, which comes to rest.
+stated. Here x starts at equal shares, returns are in percent as in the files, days are shuffled before they are
+divided, the root is guarded by ε = floor = 0.01, and missing returns are 0. In decimals a path is the same with a step
+a hundred times longer. Figure 2 also shows the step 1e-4, the best one with a = 0.95, which settles.
 """
 
 from collections.abc import Mapping
@@ -40,17 +40,17 @@ STATED = {"FedDRSCGD": 1e-3, "SMVR": 1e-3, "SCSC": 1e-6, "NLASG": 1e-6}
 STEPS = {"FedDRSCGD": [1e-3, 1e-4], "SMVR": [1e-3, 1e-4], "SCSC": [1e-3, 1e-6], "NLASG": [1e-3, 1e-6]}
 LOSS = "loss, eq. (13)"
 TARGET = 0.1  # of the first loss
-MUCH = 2.0  # "much faster": the loss of the others is at least this many times as large
+MUCH = 2.0  # "much faster": the others' loss is at least this many times as large
 DATA = {"split": "iid", "eps": 0.01, "floor": 0.01}
 
-# The stated time model: workers compute side by side, and their messages pass through the server's link one by one.
+# The time model: workers compute in parallel, and their messages pass through the server's link one by one.
 STEP_SECONDS = 1e-4
 LATENCY = 1e-3
-BANDWIDTH = 1.25e9  # bytes a second: ten gigabits
+BANDWIDTH = 1.25e9  # bytes per second: ten gigabits
 
 
 def _run(desk: Desk, name: str, data: str, local_steps: int, clients: int = CLIENTS) -> "History":
-    """One method with all steps; as many iterations for any number of workers."""
+    """One method with all steps; the same number of iterations for any number of workers."""
     size, algorithm = SIZES[desk.scale], method(name, 1e-3, MOMENTUM, local_steps)
     label = f"paper_{name}_{data}_p{local_steps}_n{clients}"
     settings, epochs = {"data": data, "clients": clients, **DATA}, size.epochs * clients / CLIENTS
@@ -58,7 +58,7 @@ def _run(desk: Desk, name: str, data: str, local_steps: int, clients: int = CLIE
 
 
 def _chosen(found: "Mapping[str, History]") -> "dict[str, History]":
-    """As the paper runs them, and the two slow ones with the others' step beside it."""
+    """The methods with the paper's steps, and the two slow ones also with the others' step."""
     stated = {f"{name}, {STATED[name]:.0e}": h.select(step_size=STATED[name]) for name, h in found.items()}
     others = {f"{n}, 1e-03": h.select(step_size=1e-3) for n, h in found.items() if STATED[n] != 1e-3}
     return {name.replace("e-0", "e-"): history for name, history in {**stated, **others}.items()}
@@ -99,9 +99,9 @@ def _methods(desk: Desk, number: int, local_steps: int) -> Outcome:
             number,
             f"Fed-DR-SCGD is much more communication-efficient than baseline algorithms (p = {local_steps})",
             f"one upload: {sent} against {whole} numbers; megabytes to {TARGET:.0%} of the first loss: "
-            f"{'; '.join(words['bytes'])}. But all except 202 of the baselines' Jacobian entries are constants that "
-            "every worker knows (an identity block, ones and zeros): without them an upload holds 405 numbers, one "
-            "fewer than Fed-DR-SCGD's",
+            f"{'; '.join(words['bytes'])}. But all except 202 of the baselines' Jacobian entries are constants, "
+            "the same for every worker (an identity block, ones and zeros): without them an upload holds 405 numbers, "
+            "one fewer than Fed-DR-SCGD's",
             verdict,
         )
     ]
@@ -117,7 +117,7 @@ def _methods(desk: Desk, number: int, local_steps: int) -> Outcome:
 
 
 def _floats(desk: Desk, local_steps: int) -> tuple[int, int]:
-    """Numbers in one upload of Fed-DR-SCGD and of SMVR, from what the runs counted."""
+    """Numbers in one upload of Fed-DR-SCGD and of SMVR, from the byte counts of the runs."""
     data = us_sets(desk)[0]
     count = lambda h: round(float(np.diff(h["bytes_up"][0, 0])[0] / np.diff(h["round"][0, 0])[0] / CLIENTS / 4))
     found = {name: desk.done[f"paper_{name}_{data}_p{local_steps}_n{CLIENTS}"] for name in ("FedDRSCGD", "SMVR")}
@@ -125,7 +125,7 @@ def _floats(desk: Desk, local_steps: int) -> tuple[int, int]:
 
 
 def _unguarded(desk: Desk) -> Claim:
-    """What becomes of the printed objective, whose root has no guard, in percent and in decimals."""
+    """Runs on the published objective, whose root has no guard, in percent and in decimals."""
     size, words, finite = SIZES[desk.scale], [], []
     for name in PAPERS:
         lost = []
@@ -141,9 +141,7 @@ def _unguarded(desk: Desk) -> Claim:
         words.append(f"{name} {' and '.join(lost)}")
     verdict: Verdict = "holds" if all(finite) else "does not hold"
     text = "the experiment can be run as stated, that is, without a guard of the root (implied; none but Π is named)"
-    return Claim(
-        1, text, f"runs that leave the finite numbers within the first 6 % of an epoch: {'; '.join(words)}", verdict
-    )
+    return Claim(1, text, f"runs that diverge within the first 6 % of an epoch: {'; '.join(words)}", verdict)
 
 
 def figure_1(desk: Desk) -> Outcome:
@@ -157,7 +155,7 @@ def figure_3(desk: Desk) -> Outcome:
 
 
 def seconds(history: "History", local_steps: int) -> np.ndarray:
-    """The time that the model gives a run."""
+    """The time of a run by the time model."""
     rounds = history.mean("round")
     sent = history.mean("bytes_up") + history.mean("bytes_down")  # of all workers
     return rounds * local_steps * STEP_SECONDS + rounds * LATENCY + sent / BANDWIDTH
@@ -192,7 +190,7 @@ def figure_2(desk: Desk) -> Outcome:
     verdict: Verdict = "holds" if all(times) and all(lower) else "holds in part" if any(lower) else "does not hold"
     claim = "the algorithm takes less time when using more workers (linear speed-up)"
     model = (
-        f"time model: {STEP_SECONDS * 1e3:g} ms an iteration, {LATENCY * 1e3:g} ms a communication, all messages "
-        "through ten gigabits a second"
+        f"time model: {STEP_SECONDS * 1e3:g} ms per iteration, {LATENCY * 1e3:g} ms per communication, all "
+        "messages through ten gigabits per second"
     )
     return Outcome([Claim(2, claim, f"{'; '.join(words)}. Halving would be 0.5; {model}", verdict)], [path])

@@ -1,4 +1,4 @@
-"""The best portfolio and its objective, in NumPy and float64: what the curves are measured from."""
+"""The best portfolio and its objective, in NumPy and float64: the reference of the gaps."""
 
 import math
 from typing import TYPE_CHECKING, NamedTuple
@@ -14,7 +14,7 @@ TOLERANCE = 1e-9  # how far the reference may violate its optimality condition, 
 
 
 class Moments(NamedTuple):
-    """Mean μ and covariance Σ of the returns, every client weighing the same."""
+    """Mean μ and covariance Σ of the returns; all clients have the same weight."""
 
     mean: np.ndarray
     covariance: np.ndarray
@@ -50,7 +50,7 @@ def unconstrained(moments: Moments, risk_aversion: float, eps: float, floor: flo
     r"""The minimum of $\lambda \sqrt{\max(x^\top \Sigma x + \epsilon, f)} - \mu^\top x$ over all x.
 
     Of all x with $x^\top \Sigma x = v$ the best is $\sqrt{v / \kappa} \, \Sigma^{-1} \mu$, of mean $\sqrt{\kappa v}$,
-    so v is all that is left to choose: $\lambda \sqrt{\max(v + \epsilon, f)} - \sqrt{\kappa v}$ falls up to
+    so only v remains: $\lambda \sqrt{\max(v + \epsilon, f)} - \sqrt{\kappa v}$ falls up to
     $v = \max(\epsilon \kappa / (\lambda^2 - \kappa), f - \epsilon)$ and grows from there on. Without guards v = 0: the
     best is to buy nothing. Where $\kappa \ge \lambda^2$ there is no minimum.
 

@@ -1,4 +1,4 @@
-"""The portfolio problem with its smallest value; a separate file, so that the command line need not load it."""
+"""The portfolio problem with its smallest value. A separate file, so that the command line does not import it."""
 
 import dataclasses
 from typing import Any
@@ -15,7 +15,7 @@ from fedstrata.prox import Simplex
 
 
 class Holdings(eqx.Module):
-    """Where a search for a portfolio starts: the same share of everything."""
+    """The start point: equal shares of all assets."""
 
     portfolios: int = eqx.field(static=True)
 
@@ -24,13 +24,13 @@ class Holdings(eqx.Module):
 
 
 class Portfolio(Nested):
-    """A nested problem with its smallest value: it records how far above it a point is, and eq. (13) itself.
+    """A nested problem with its smallest value. It records the gap to that value, and eq. (13) itself.
 
-    "gap" is of the objective that is minimised, guards included; "printed" is λ times the deviation less the mean,
-    without guards, which is what the paper plots.
+    "gap" is that of the minimised objective, guards included. "printed" is λ times the deviation less the mean, without
+    guards, as in the paper's plots.
     """
 
-    best: Array | None = None  # an array, not a number: other data then need no other program
+    best: Array | None = None  # an array, not a number: other data do not recompile
 
     def evaluate(self, x: Vector, full: Any, smooth: Any = None) -> dict[str, Array]:
         found = super().evaluate(x, full, smooth)
@@ -44,7 +44,7 @@ class Portfolio(Nested):
 
 
 def portfolio(assets: int, best: float, risk_aversion: float, budget: bool, **guards: Any) -> Portfolio:
-    """λ times the guarded deviation less the mean return, of so many assets; budget: on the simplex."""
+    """λ times the guarded deviation less the mean return, of `assets` assets; budget: on the simplex."""
     constraint = Simplex() if budget else None
     base = risk_averse(risk_aversion, regularizer=constraint, model=Holdings(assets), **guards)
     known = {f.name: getattr(base, f.name) for f in dataclasses.fields(base)}

@@ -1,8 +1,8 @@
-"""How the error of nested methods depends on the number of clients, of levels, and on how much clients differ.
+"""The error of nested methods against the number of clients, the number of levels, and the spread of the clients.
 
-The `nested` problem with batches of one row: after a burn-in a method with constant steps wanders at a level, and what
-is measured is the mean of |∇Φ|² over the second half of a run. Theory for Fed-DR-SCGD promises that it falls like 1/N
-(linear speed-up, Remark 4.3) and does not depend on K, and for LocalSCGDM a floor like δ² (Theorem 3.5).
+The `nested` problem with batches of one row. After a burn-in the error of a method with constant steps fluctuates
+around a level, measured as the mean of |∇Φ|² over the second half of a run. Theory promises for Fed-DR-SCGD that it
+falls like 1/N (linear speed-up, Remark 4.3) and does not depend on K, and for LocalSCGDM a floor like δ² (Theorem 3.5).
 """
 
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,7 @@ SPREADS = (0.125, 0.25, 0.5, 1.0)
 
 
 def forms() -> dict[str, "Algorithm"]:
-    """The published method and its repairs, each with the same steps."""
+    """The published method and its corrected forms, all with the same steps."""
     from fedstrata.algorithms import FedDRSCGD, LevelwiseDRSCGD, SeparateDRSCGD, TrackedSCGD
 
     same = (STEP, MOMENTUM, LOCAL)
@@ -53,7 +53,7 @@ def floor(desk: Desk, name: str, algorithm: "Algorithm", **data: Any) -> np.ndar
 
 
 def speed_up(desk: Desk) -> Outcome:
-    """The floor against the number of clients, where they are alike and where they differ."""
+    """The floor against the number of clients, for homogeneous and heterogeneous clients."""
     clients = np.array(SIZES[desk.scale]["clients"])
     panels, words, slopes = [], [], {}
     for spread, title in ((0.0, "clients alike"), (1.0, "clients differ")):
@@ -94,7 +94,7 @@ def levels(desk: Desk) -> Outcome:
 
 
 def heterogeneity(desk: Desk) -> Outcome:
-    """Where methods end with all data, against the spread δ of the clients."""
+    """The end of each method with full batches, against the spread δ of the clients."""
     from fedstrata.algorithms import LocalSCGDM
 
     spreads, lines, words = np.array(SPREADS), {}, []

@@ -1,4 +1,4 @@
-"""Daily returns, in percent: the portfolios of Kenneth French's library where they are at hand, made-up ones else."""
+"""Daily returns, in percent: the portfolios of Kenneth French's library, or synthetic ones if its files are missing."""
 
 import warnings
 
@@ -11,15 +11,15 @@ SHAPES = {**dict.fromkeys(US, (13_781, 100)), "developed": (7_240, 25), "synthet
 
 
 class SyntheticReturns(UserWarning):
-    """The files of a data set are not there, and made-up returns of its shape take their place."""
+    """The files of a data set are missing. Synthetic returns of the same shape replace them."""
 
 
 def returns(data: str, missing: str = "zero", seed: int = 0) -> list[tuple[str, np.ndarray]]:
     """Named tables of days × portfolios: one for a US set, six regions for `developed`.
 
-    missing: what becomes of the library's code −99.99, which 501 to 2,111 cells of a US set hold (the regions have
-    none). `zero`: a return of 0; `mean`: that of the portfolio's other days; `drop`: the day goes; `code`: it stays, as
-    a loss of 99.99 percent, which is what scripts do that load the matrix and know of no code.
+    missing: the treatment of the library's code −99.99, which 501 to 2,111 cells of a US set have (the regions have
+    none). `zero`: a return of 0; `mean`: that of the portfolio's other days; `drop`: the day is removed; `code`: a loss
+    of 99.99 percent, as in scripts that ignore the code.
     """
     from fedstrata.data.sources import finance
     from fedstrata.data.sources.dataset import pick
@@ -33,8 +33,8 @@ def returns(data: str, missing: str = "zero", seed: int = 0) -> list[tuple[str, 
         return [(name, _filled(table, missing)) for name, table in tables.items()]
     except FileNotFoundError as absent:
         warnings.warn(
-            f"{data}: the files of fama_french are not there, so synthetic returns of the same shape are used "
-            f"(--data data=synthetic asks for them). {str(absent).splitlines()[0]}",
+            f"{data}: the files of fama_french are missing, so synthetic returns of the same shape are used "
+            f"(without this warning: --data data=synthetic). {str(absent).splitlines()[0]}",
             SyntheticReturns,
             stacklevel=2,
         )
@@ -42,7 +42,7 @@ def returns(data: str, missing: str = "zero", seed: int = 0) -> list[tuple[str, 
 
 
 def present(data: str) -> bool:
-    """Whether the real returns are at hand."""
+    """Whether the files of the real returns are present."""
     with warnings.catch_warnings():
         warnings.simplefilter("error", SyntheticReturns)
         try:
@@ -61,14 +61,14 @@ def _filled(table: str, missing: str) -> np.ndarray:
 
 
 def synthetic(days: int, portfolios: int, seed: int = 0) -> np.ndarray:
-    r"""Returns in percent a day with factors, fat tails and quiet and wild years.
+    r"""Returns in percent per day, with factors, fat tails, and quiet and volatile years.
 
     $$ r_t = \mu + \sigma_t \big( \beta m_t + B s_t + e_t \big) $$
 
     One market factor m of deviation 0.95 with β between 0.8 and 1.2, three smaller ones s (0.35), and e of each
     portfolio alone (0.4 to 0.9), all Student-t with five degrees of freedom; σ_t, common to all, an autoregression of
-    logarithms (persistence 0.995, deviation 0.35), which is what makes periods of time differ; μ from 0.02 to 0.07.
-    Made for the shape of the problem (one large eigenvalue, a small μᵀΣ⁻¹μ), fitted to nothing.
+    logarithms (persistence 0.995, deviation 0.35), so that periods of time differ; μ from 0.02 to 0.07. Designed for
+    the shape of the problem (one large eigenvalue, a small μᵀΣ⁻¹μ), not fitted to data.
     """
     rng = np.random.default_rng(seed)
     student = lambda *shape: rng.standard_t(5, shape) * (3 / 5) ** 0.5  # of variance one

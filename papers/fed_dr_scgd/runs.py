@@ -1,4 +1,4 @@
-"""What all figures share: the methods, how long they run, and how an end is measured."""
+"""Common parts of all figures: the methods, the lengths of runs, and the measure of an end."""
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -28,14 +28,14 @@ class Size(NamedTuple):
     epochs: float  # of figures 1 to 3
     fair_epochs: float  # of figures 4 to 6
     seeds: int
-    tuning: int  # seeds, other ones, on which steps are chosen
+    tuning: int  # seeds for tuning, different from the reported ones
     records: int
-    sets: int  # how many of the three data sets figures 1 and 3 show
+    sets: int  # of the three data sets, how many figures 1 and 3 show
     without: tuple[str, ...]  # methods that figures 4 to 6 leave out
 
 
 SIZES = {
-    # As many seeds as settings are tried: tuning and reported runs are then one program, compiled once.
+    # As many seeds as settings: tuning and reported runs then share one compiled program.
     "small": Size(0.25, 0.25, 10, 1, 20, 1, ("LevelwiseDRSCGD",)),
     "full": Size(2.0, 1.0, 10, 3, 40, 3, ()),
 }
@@ -62,7 +62,7 @@ def run(
     sweep: "Mapping[str, list[float]]",
     records: int | None = None,
 ) -> "History":
-    """So many epochs, that is, passes of all clients together over all days with a batch of one."""
+    """Run for some epochs: passes of all clients together over all days, with a batch of one."""
     from fedstrata.core.algorithm import steps_of
 
     steps = steps_of(algorithm)
@@ -70,7 +70,7 @@ def run(
     rounds = max(1, round(epochs * days / (clients * steps)))
     options: dict[str, Any] = {"rounds": rounds, "batch_size": BATCH, "seeds": seeds, "sweep": dict(sweep)}
     options["evaluate_every"] = max(1, rounds // (records or SIZES[desk.scale].records))
-    # Nothing is tried out: on a busy machine that costs a compilation more than it saves.
+    # Without autotuning, which costs one compilation more than it saves on a busy machine.
     return desk.run(label, build, data, algorithm, **options, stationarity=False, execution="vmap")
 
 
@@ -102,7 +102,7 @@ def end(history: "History", column: str = "gap", share: float = 0.2) -> np.ndarr
 
 
 def first_below(history: "History", column: str, target: float, across: np.ndarray) -> np.ndarray:
-    """For every seed where on this axis the column first is at most the target; infinite where it never is."""
+    """For every seed, the first point of this axis at which the column is at most the target; infinite if never."""
     under = history[column] <= target
     return np.where(under.any(axis=-1), across[under.argmax(axis=-1)], np.inf)
 
@@ -113,6 +113,6 @@ def stamp(*data: str) -> str:
 
 
 def us_sets(desk: Desk) -> tuple[str, ...]:
-    """Operating Profitability, which the paper's figure 2 is about, and as many others as there is time for."""
+    """Operating Profitability, the data of the paper's figure 2, and as many others as the scale has."""
     ordered = sorted(US, key=lambda name: name != "us_100_size_op_daily")
     return tuple(ordered[: SIZES[desk.scale].sets])

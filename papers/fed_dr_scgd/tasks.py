@@ -39,8 +39,8 @@ def build(
         unit: percent or decimal; steps are not comparable between them.
         risk_aversion: λ.
         missing: of −99.99, see `returns`.
-        days: only the first so many; 0 takes all.
-        seed: the seed of all that is random about the data.
+        days: the number of days, from the first; 0: all.
+        seed: of everything random in the data.
     """
     import jax.numpy as jnp
 
@@ -67,7 +67,7 @@ def build(
 
 
 def divided(r: np.ndarray, clients: int, split: str, seed: int) -> list[np.ndarray]:
-    """Equal shards of whole days, in order or shuffled; what does not go round is left out."""
+    """Equal shards of whole days, in order or shuffled; the remainder is left out."""
     each = len(r) // clients
     if not each:
         raise ValueError(f"portfolio: {clients} clients cannot share {len(r)} days; take fewer clients or more days")

@@ -1,4 +1,4 @@
-"""Group fairness: Adult and German Credit among three clients, and what of li2022 (FedBiO) held.
+"""Group fairness: Adult and German Credit among three clients, and the claims of li2022 (FedBiO).
 
 FedAvg, FedReg, FedMinMax and FCFL train a model; FedBiO, FedBiOAcc and TrackedBiO first learn a weight for every group
 on a small balanced validation set, and FedAvg then trains a model with these weights.

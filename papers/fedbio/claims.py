@@ -16,8 +16,8 @@ from .table import difference
 from .tasks import DATA, divided
 
 THEIRS = ("FedBiO", "FedBiOAcc")
-COMPARABLE = 0.01  # a loss of accuracy that we still call comparable
-WAY = 0.9  # of the way down: when a curve counts as converged
+COMPARABLE = 0.01  # the largest loss of accuracy that counts as comparable
+WAY = 0.9  # a curve counts as converged after this share of its descent
 
 
 def judged(wins: Sequence[bool]) -> Verdict:
@@ -37,7 +37,7 @@ def claims_about_table(figure: int, found: Mapping[Task, dict[str, Found]]) -> l
 
 
 def _best(figure: int, found: Mapping[Task, dict[str, Found]]) -> Claim:
-    """By the mean alone, as the paper highlights; ours are left out."""
+    """The best by the mean alone, as the paper marks it; our methods are left out."""
     wins: dict[str, int] = dict.fromkeys(methods.PAPER, 0)
     for methods_found in found.values():
         for column in MEASURES:
@@ -89,7 +89,7 @@ def _minmax(figure: int, found: Mapping[Task, dict[str, Found]]) -> Claim:
 
 
 def _cheaper(figure: int, found: Mapping[Task, dict[str, Found]]) -> Claim:
-    """All clients together, over the whole run: stage two included."""
+    """Bytes of all clients over the whole run, stage two included."""
     words, wins = [], []
     for task, f in found.items():
         sent = {name: float(np.nanmean(f[name].values["bytes_up"])) / 1e6 for name in (*THEIRS, "FedMinMax")}
@@ -100,7 +100,7 @@ def _cheaper(figure: int, found: Mapping[Task, dict[str, Found]]) -> Claim:
 
 
 def _level(figure: int, found: Mapping[Task, dict[str, Found]]) -> Claim:
-    """Whether the printed gaps can be those of the printed definition."""
+    """Whether the published gaps can be those of the published definition."""
     words, wins = [], []
     for task, f in found.items():
         if (task.data, task.iid) not in TABLE_1:
@@ -112,12 +112,12 @@ def _level(figure: int, found: Mapping[Task, dict[str, Found]]) -> Claim:
         extra = f"label 0: {zero.mean():.3f}, mean over pairs of it {pairs.mean():.3f}{_floor(task)}"
         words.append(f"{task.title} {ours.mean():.3f} ({ours.min():.3f} to {ours.max():.3f}; {extra}), paper {printed}")
     text = f"FedAvg's mean (smallest to largest of all runs): {'; '.join(words)}"
-    claim = "the printed level of EqOpp, defined as the largest difference of group rates"
+    claim = "the published level of EqOpp, defined as the largest difference of group rates"
     return Claim(figure, claim, text, judged(wins))
 
 
 def _floor(task: Task) -> str:
-    """What sampling alone makes of a perfectly fair model, with the groups of the test split."""
+    """The gap of a perfectly fair model by sampling alone, with the groups of the test split."""
     if missing(task.data):
         return ""
     about = DATA[task.data]
@@ -200,7 +200,7 @@ def _drift(figure: int, exact: Mapping[Task, Mapping[str, np.ndarray]]) -> Claim
 
 
 def rounds_to(rounds: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """For every run the first recorded round at which it has come this far from its start to its lowest value."""
+    """For every run, the first recorded round after this share of the descent from its start to its lowest value."""
     first, low = values[:, :1], values.min(axis=1, keepdims=True)
     return rounds[(values <= first - WAY * (first - low)).argmax(axis=1)].astype(float)
 

@@ -1,8 +1,8 @@
-"""All methods on one kind of division: a step size chosen for each alike, and twenty runs on other divisions.
+"""All methods on one kind of division: step sizes chosen by one rule, and twenty runs on other divisions.
 
-A run has a division of the data (train, test, validation and clients drawn anew) and a seed of the sampling of its own.
-The step is the one of the grid with the lowest loss on the balanced validation split, at the end, on average over two
-further divisions with seeds of their own; the same rule for every method.
+Every run has a different division of the data (train, test, validation and clients) and a different sampling seed. The
+chosen step has the lowest final loss on the balanced validation split, on average over two further divisions with other
+seeds. The rule is the same for every method.
 """
 
 import copy
@@ -31,7 +31,7 @@ EQUAL = 0.5  # the weights at the start
 
 
 class Task(NamedTuple):
-    """Data, how they are divided, and for how many local steps each stage runs."""
+    """Data, their division, and the number of local steps of each stage."""
 
     data: str
     iid: bool
@@ -47,7 +47,7 @@ class Task(NamedTuple):
 
 
 class Found(NamedTuple):
-    """One method: its step, whether that is an end of the grid, and final values of all runs."""
+    """One method: its step, whether that is at the edge of the grid, and the final values of all runs."""
 
     step: float
     edge: bool
@@ -66,7 +66,7 @@ def compared(desk: Desk, task: Task, names: Sequence[str] = methods.METHODS) -> 
 
 
 def tuned(desk: Desk, task: Task, name: str) -> float:
-    """The step with the lowest mean criterion; one that diverged anywhere is out."""
+    """The step with the lowest mean criterion, among those that never diverged."""
     tries = _shown([(step, split) for step in STEPS for split in TUNING_SPLITS], desk, f"{task.title}: tuning {name}")
     tried = [ends(desk, task, name, split, step)[CRITERION] for step, split in tries]
     scores = np.mean(np.reshape(tried, (len(STEPS), len(TUNING_SPLITS))), axis=1)
@@ -83,7 +83,7 @@ def ends(desk: Desk, task: Task, name: str, split: int, step: float) -> dict[str
     weights = last_weights(task, first)
     if not np.all(np.isfinite(weights)):
         return dict.fromkeys(COLUMNS, np.nan)
-    # FedAvg, from its start, with the weights that this run has found.
+    # FedAvg from its start, with the weights of this run.
     last = _last(_run(desk, task, "FedAvg", split, step, f"_after_{name}", weights=weights.tolist()))
     return last | {column: last[column] + first.last(column)[0] for column in ("bytes_up", "samples")}
 
@@ -93,9 +93,9 @@ def last_weights(task: Task, history: "History") -> np.ndarray:
 
 
 def curves(desk: Desk, task: Task, name: str, like: str | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Rounds, and the outer loss at the clients' models against them: a row for every reported run.
+    """Rounds, and the outer loss at the clients' models: a row for every reported run.
 
-    like: take the step that was chosen for another method.
+    like: use the step chosen for another method.
     """
     step = tuned(desk, task, like or name)
     splits = _shown(SPLITS, desk, f"{task.title}: {name}, stage one")
@@ -118,7 +118,7 @@ def exact_ends(desk: Desk, task: Task, name: str | None = None) -> np.ndarray:
 
 
 def against(found: Mapping[str, Found], name: str, column: str, base: str = "FedAvg") -> tuple[float, float, float]:
-    """The mean difference to another method and its 95 % interval: runs with the same division and seed are paired."""
+    """The mean difference to another method and its 95 % interval, paired by division and seed."""
     return paired(found[name].values[column], found[base].values[column])
 
 
@@ -127,7 +127,7 @@ def paired(values: np.ndarray, others: np.ndarray) -> tuple[float, float, float]
 
 
 def _run(desk: Desk, task: Task, name: str, split: int, step: float, after: str = "", **more: Any) -> "History":
-    """One seed: with runs one by one, another division or step needs no other program."""
+    """Run one seed. Single runs share one program over divisions and steps."""
     bilevel, rounds = name in methods.BILEVEL, methods.rounds(name, task.steps)
     data = {"data": task.data, "iid": task.iid, "split": split, **more}
     options: dict[str, Any] = {

@@ -1,9 +1,9 @@
-"""The data of the fairness experiments: Adult and German Credit divided among three clients, with a balanced valid.
+"""The data of the fairness experiments: Adult and German Credit among three clients, with a balanced "valid" split.
 
-What li2022 says: 7:3 into train and test inside every group; train among three clients, at random or with every group
-cut 2:2:6; a small group-balanced validation set from each client's train rows. What it does not say is an argument, or
-stands here: validation rows leave train, numbers are standardised by train statistics (raw ones make steps of 0.1
-impossible), Adult's own train and test files are pooled before they are cut, and label 1 of German Credit is "bad".
+As in li2022: 7:3 into train and test inside every group; train among three clients, at random or with every group
+divided 2:2:6; a small group-balanced validation set from each client's train rows. Other choices are arguments, or
+fixed here: validation rows are removed from train, numbers are standardised by train statistics (with raw ones, steps
+of 0.1 are impossible), Adult's train and test files are pooled first, and label 1 of German Credit is "bad".
 """
 
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -27,7 +27,7 @@ class Table(NamedTuple):
     group: np.ndarray  # 0, 1, …
     features: tuple[str, ...]
     numbers: tuple[int, ...]  # columns of x to standardise
-    sensitive: tuple[int, ...]  # columns of x that say the group
+    sensitive: tuple[int, ...]  # columns of x that reveal the group
 
 
 def federation(data: str = "adult", **options: Any) -> "Federation":
@@ -95,9 +95,10 @@ def divide(
 ) -> "Federation":
     """Splits train and valid by client, test pooled; columns x, y and group.
 
-    iid: rows dealt at random; otherwise every group is cut 2:2:6 and the shares go to clients in random order.
-    validation: rows of each group and client for valid, as far as there are any; train keeps one. group_feature: the
-    model sees the group. test: the part of every group. The three seeds draw test, the clients and valid.
+    iid: rows assigned at random; otherwise every group is divided 2:2:6, and the shares go to clients in random order.
+    validation: rows of each group and client in valid, or fewer if there are not enough; train keeps one.
+    group_feature: the group is an input of the model. test: the part of every group. The three seeds draw test, the
+    clients and valid.
     """
     from fedstrata.data import Federation
 
@@ -106,7 +107,9 @@ def divide(
     if not 0 < test < 1:
         raise ValueError(f"fairness data: test={test!r} must lie between 0 and 1")
     if not iid and clients != len(SHARES):
-        raise ValueError(f"fairness data: the cut {SHARES} is for {len(SHARES)} clients, not {clients}; use iid=True")
+        raise ValueError(
+            f"fairness data: the division {SHARES} is for {len(SHARES)} clients, not {clients}; use iid=True"
+        )
     tested = held_out(table.group, test, np.random.default_rng(split_seed))
     train = np.flatnonzero(~tested)
     owners = assign(table.group[train], iid, clients, np.random.default_rng(partition_seed))
@@ -144,7 +147,7 @@ def assign(group: np.ndarray, iid: bool, clients: int, rng: np.random.Generator)
 
 
 def balanced(group: np.ndarray, owners: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
-    """A mask of `count` rows of every group and client; fewer where there are not as many and one more."""
+    """A mask of `count` rows of every group and client; fewer if there are not more: one row stays in train."""
     mask = np.zeros(group.size, bool)
     for client in np.unique(owners):
         for number in np.unique(group):

@@ -8,7 +8,7 @@ import numpy as np
 def outer_loss(federation: Any, weights: np.ndarray, l2: float) -> float:
     """The mean over clients of the loss on "valid" of the model that minimises the weighted loss on "train".
 
-    A plain loop over clients, for weights that were recorded: nothing compiles, and nothing depends on the library.
+    A plain loop over clients, for recorded weights: it compiles nothing and does not depend on the library.
     """
     losses = []
     for client in range(federation.clients):
@@ -19,9 +19,9 @@ def outer_loss(federation: Any, weights: np.ndarray, l2: float) -> float:
 
 
 def solved(train: Any, weights: np.ndarray, l2: float, tolerance: float = 1e-7, most: int = 50) -> np.ndarray:
-    """The minimiser θ of mean w[a] ℓ(θ) + l2/2 |θ|², with halved steps where a whole one does not descend.
+    """The minimiser θ of mean w[a] ℓ(θ) + l2/2 |θ|², by Newton steps that are halved until they descend.
 
-    The last step is at most `tolerance` × |θ|, so that small weights are solved for as well as large ones.
+    The last step is at most `tolerance` × |θ|, so that problems with small weights are solved as accurately.
     """
     x, y = with_bias(train["x"]), np.asarray(train["y"], np.float64)
     w = np.asarray(weights, np.float64)[np.asarray(train["group"])] / len(y)

@@ -1,4 +1,4 @@
-"""The experiment `fairness`: methods for a model and methods for weights, compared by the models that they end with."""
+"""The experiment `fairness`: methods for a model and methods for weights, compared by their final models."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from fedstrata.simulate.result import Result
 
 ROUNDS = 400
-STEP = 0.01  # what `fedstrata reproduce fedbio --scale full` chooses for every method on German Credit
+STEP = 0.01  # chosen by `fedstrata reproduce fedbio --scale full` for every method on German Credit
 
 
 @dataclass(frozen=True)
 class Fairness(TwoStage):
-    """Methods that average after every step get as many steps as the others, so more rounds."""
+    """Methods that average after every step get as many steps as the others, and so more rounds."""
 
     def estimator(self) -> Any:
         return methods.estimator(methods.BILEVEL[0])["hypergradient"]

@@ -32,14 +32,14 @@ def figure_3(desk: Desk) -> Outcome:
     """Table 1: all methods, their steps chosen alike."""
     tasks = [task for task in _tasks(desk) if not missing(task.data)]
     if not tasks:
-        text = "the files of adult and german_credit are not here"
+        text = "the files of adult and german_credit are missing"
         return Outcome([Claim(3, "Table 1", text, "not tested")], [])
     found = {task: compared(desk, task) for task in tasks}
     return Outcome(claims_about_table(3, found), [table(task, f, desk) for task, f in found.items()])
 
 
 def figure_4(desk: Desk) -> Outcome:
-    """What Table 1 says to somebody who has to choose: test accuracy against the test gap. Ours."""
+    """Table 1 as a trade-off: test accuracy against the test gap. Ours."""
     tasks = [task for task in _tasks(desk) if not missing(task.data)]
     if not tasks:
         return Outcome([], [])
@@ -54,7 +54,7 @@ def figure_4(desk: Desk) -> Outcome:
 
 
 def _tasks(desk: Desk) -> list[Task]:
-    """The small scale leaves out Adult's other clients: that is where time goes."""
+    """The tasks of a scale. The small one leaves out Adult with non-I.I.D. clients, which takes most of the time."""
     sizes = STEPS[desk.scale]
     cases = [("german_credit", True), ("german_credit", False), ("adult", True), ("adult", False)]
     return [Task(data, iid, sizes[data]) for data, iid in cases if desk.scale == "full" or (data, iid) != cases[-1]]
@@ -62,7 +62,7 @@ def _tasks(desk: Desk) -> list[Task]:
 
 def _outer_loss(desk: Desk, number: int, data: str) -> Outcome:
     if missing(data):
-        text = f"the files of {data} are not here"
+        text = f"the files of {data} are missing"
         return Outcome([Claim(number, "FedBiOAcc converges much faster than FedBiO", text, "not tested")], [])
     tasks = [task for task in _tasks(desk) if task.data == data]
     seen: dict[Task, dict[str, tuple[np.ndarray, np.ndarray]]] = {}
@@ -85,7 +85,7 @@ def _curves(task: Task, lines: dict[str, Any]) -> Panel:
 
 
 def _differences(task: Task, lines: dict[str, Any]) -> Panel:
-    """Divisions differ more than methods do: what a method changes is seen run by run."""
+    """Differences run by run, because divisions differ more than methods do."""
     _, base = lines["FedBiO"]
     shown = {name: Line(rounds, values - base) for name, (rounds, values) in lines.items()}
     return Panel("the same, less FedBiO's of the same run", shown, up="difference", log=False)

@@ -1,9 +1,10 @@
-"""Data cleaning: labels are wrong, a few clean ones are at hand, and a weight for every example is learned from them.
+"""Data cleaning: a weight for every training example, learned from a few examples with clean labels.
 
-Every client has training pictures of which 40 % have a wrong label, and a few clean ones. Above, x holds a number per
-training example of the federation, whose sigmoid is its weight; below, each client trains a softmax regression on its
-weighted examples; what is minimised is the loss on the clean ones. FedAvg then trains one model with these weights.
-The references: FedAvg on all examples alike, and FedAvg on the examples whose label is right, which nobody knows.
+Every client has training pictures, 40 % of which have a wrong label, and a few clean ones. Upper problem: x has one
+number per training example of the federation, whose sigmoid is its weight, and the objective is the loss on the clean
+examples. Lower problem: each client trains a softmax regression on its weighted examples. FedAvg then trains one model
+with these weights. References: FedAvg on all examples with equal weights, and FedAvg on the examples with right labels,
+which are unknown in practice.
 """
 
 from typing import Any, Literal
@@ -35,8 +36,8 @@ def build(
         rows: of each client in "train".
         clean_rows: of each client in "valid".
         wrong: the share of train labels that are replaced by another one.
-        known: leave the wrong ones out, as an oracle would.
-        seed: the seed of all that is random about the data.
+        known: leave the wrong ones out, as if they were known.
+        seed: of everything random in the data.
     """
     from fedstrata.data import Federation
     from fedstrata.data.sources import missing
@@ -64,7 +65,7 @@ def build(
 
 
 def shrunk(name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Train and test pictures as vectors of at most 64 numbers, mean zero and of size one, with their labels."""
+    """Train and test pictures as vectors of at most 64 numbers, with mean zero and norm one, and their labels."""
     from fedstrata.data import load
 
     data = load(name)

@@ -1,8 +1,8 @@
-"""The methods with li2022's settings. Each has one step size to be chosen; what the paper does not say stands here.
+"""The methods with li2022's settings. Each has one step size to tune. Choices that the paper leaves open are here.
 
-FedBiO: η = 0.1 as printed, γ chosen. FedBiOAcc: δ = 0.1, u = 1, c = 1 as printed; σ = 0, so that α = 0.1, and η = 1,
-γ chosen, which makes its steps those of FedBiO. All bilevel methods estimate the hypergradient by eq. (4) with 20
-Hessians and the step 0.5, and take the chosen step in stage two as well. FCFL: the limit 0.05 of its public code, and
+FedBiO: η = 0.1 as published, γ tuned. FedBiOAcc: δ = 0.1, u = 1, c = 1 as published; σ = 0, so that α = 0.1, and η = 1,
+γ tuned, which makes its steps those of FedBiO. All bilevel methods estimate the hypergradient by eq. (4) with 20
+Hessians and the step 0.5, and use the tuned step in stage two as well. FCFL: the limit 0.05 of its public code, and
 its share of rounds for stage one. FedMinMax: risks of the batch, the last iterate, clients weighted by size.
 """
 
@@ -23,7 +23,7 @@ HYPERGRADIENT = {"step": 0.5, "terms": 20}
 
 
 def settings(name: str, step: float, steps: int) -> dict[str, Any]:
-    """Hyper-parameters at one step size, for runs of so many local steps; without the hypergradient."""
+    """Hyper-parameters for one step size and number of local steps, without the hypergradient."""
     if name == "FCFL":
         return {"step_size": step, "stage_one": round(STAGE_ONE * steps)}
     if name == "FedMinMax":
@@ -45,7 +45,7 @@ def method(name: str, step: float, steps: int) -> "Algorithm":
 
 
 def estimator(name: str) -> dict[str, Any]:
-    """How a bilevel method estimates its hypergradient."""
+    """The hypergradient estimator of a bilevel method."""
     from fedstrata.problems.hypergradients import Neumann
 
     return {"hypergradient": Neumann(**HYPERGRADIENT)} if name in BILEVEL else {}
@@ -56,5 +56,5 @@ def rounds(name: str, steps: int) -> int:
 
 
 def weighting(name: str) -> dict[str, Any]:
-    """FedMinMax is about all examples alike; the others' papers count clients alike."""
+    """FedMinMax weighs all examples equally; the other papers weigh all clients equally."""
     return {"weights": "size"} if name == "FedMinMax" else {}

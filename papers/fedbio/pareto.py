@@ -1,4 +1,4 @@
-"""Accuracy against the gap in equal opportunity: what somebody who has to choose a method looks at."""
+"""Accuracy against the gap in equal opportunity, for the choice of a method."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,14 +14,14 @@ MARKERS = "osD^vP*X"
 
 
 class Cloud(NamedTuple):
-    """One panel: for every method its accuracies and gaps over runs."""
+    """One panel: the accuracies and gaps of every method over runs."""
 
     title: str
     points: Mapping[str, tuple[np.ndarray, np.ndarray]]
 
 
 def front(points: Mapping[str, tuple[float, float]]) -> list[str]:
-    """The methods that no other beats in both, (accuracy, gap), in order of the gap.
+    """The methods that no other beats in both accuracy and gap, in order of the gap.
 
     >>> front({"a": (0.8, 0.2), "b": (0.7, 0.1), "c": (0.7, 0.3)})
     ['b', 'a']
@@ -31,7 +31,7 @@ def front(points: Mapping[str, tuple[float, float]]) -> list[str]:
 
 
 def pareto(clouds: Sequence[Cloud], title: str, path: str | Path, note: str = "") -> Path:
-    """A panel each: means with 95 % intervals, labelled, and the line through those that no other method beats."""
+    """One panel per cloud: labelled means with 95 % intervals, and the line through the Pareto front."""
     from fedstrata.base.figures import Figure
 
     columns = min(2, len(clouds))
@@ -69,7 +69,7 @@ def _panel(axes: Any, cloud: Cloud) -> None:
 
 
 def _labels(axes: Any, means: Mapping[str, tuple[float, float]]) -> None:
-    """Names in a column at the right, at least a line apart, each joined to its point."""
+    """Names in a column on the right, at least one line apart, each joined to its point."""
     low, high = axes.get_ylim()
     left, right = axes.get_xlim()
     edge = right + 0.06 * (right - left)

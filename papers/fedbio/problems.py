@@ -1,4 +1,4 @@
-"""The two problems of the experiment with what it records: a model for groups, and weights for them."""
+"""The two problems of the experiment with their recorded columns: a model, and group weights."""
 
 import dataclasses
 from typing import Any
@@ -15,10 +15,10 @@ from fedstrata.problems.group_weights import GroupWeights
 
 
 class Counted(Fair):
-    """`fs.Fair` that records two more gaps, about label 0: to see which definition a printed number may have had.
+    """`fs.Fair` that records two more gaps, for label 0: candidates for the definition behind the published numbers.
 
-    eq_opp_zero: the largest less the smallest share of label 0 that is found, which is equal opportunity were 0 the
-    positive label. mean_gap_zero: the same share's mean difference over all pairs of groups.
+    eq_opp_zero: the largest minus the smallest recall of label 0, which is equal opportunity with 0 as the positive
+    label. mean_gap_zero: the mean difference of that recall over all pairs of groups.
     """
 
     def by_group(self, x: Vector, rows: Rows) -> dict[str, Array]:
@@ -43,10 +43,10 @@ class Counted(Fair):
 
 
 class Followed(GroupWeights):
-    """`fair.learn_weights(exact=False)` with only that recorded which costs next to nothing: for many records.
+    """`fair.learn_weights(exact=False)` that records only cheap columns, so that it can record often.
 
-    objective: the upper loss at the models that the clients hold at the time, and not at the exact solutions of their
-    lower problems. weight_0, weight_1 …: the weights, from which the exact objective can be had later.
+    objective: the upper loss at the clients' current models, not at the exact solutions of their lower problems.
+    weight_0, weight_1 …: the weights, from which the exact objective can be computed later.
     """
 
     @classmethod
@@ -63,4 +63,4 @@ class Followed(GroupWeights):
         return {**super().modes(), **{f"weight_{group}": "none" for group in range(self.fair.group_count)}}
 
     def bind(self, x: Vector, federation: Any, rule: Any = None) -> "Followed":
-        return self  # positive weights and an l2 term: the lower problems are strongly convex without a look
+        return self  # no check: with positive weights and an l2 term the lower problems are strongly convex

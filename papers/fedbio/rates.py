@@ -1,7 +1,7 @@
-"""How the error of bilevel methods depends on the number of clients, with batches of one row.
+"""The error of bilevel methods against the number of clients, with batches of one row.
 
-The `bilevel` problem: after a burn-in a method with constant steps wanders at a level, and what is measured is the mean
-of |∇h|² over the second half of a run. Theory promises for FedBiOAcc that it falls like 1/M (linear speed-up).
+The `bilevel` problem. After a burn-in the error of a method with constant steps fluctuates around a level, measured as
+the mean of |∇h|² over the second half of a run. Theory promises for FedBiOAcc that it falls like 1/M (linear speed-up).
 """
 
 from typing import TYPE_CHECKING, Any
@@ -24,7 +24,7 @@ STEP, LOWER, LOCAL, WEIGHT = 0.01, 0.05, 5, 0.1
 
 
 def forms() -> dict[str, "Algorithm"]:
-    """All with the same steps; those that remember give a new sample the weight 0.1."""
+    """All methods with the same steps. Those with memory give a new sample the weight 0.1."""
     from fedstrata.algorithms import AnchoredBiOAcc, FedBiO, FedBiOAcc, TrackedBiO
 
     same: dict[str, Any] = {"step_size": STEP, "lower_step_size": LOWER, "local_steps": LOCAL}
@@ -48,7 +48,7 @@ def floor(desk: Desk, name: str, algorithm: "Algorithm", **data: Any) -> np.ndar
 
 
 def speed_up(desk: Desk, number: int) -> Outcome:
-    """The floor against the number of clients, where they are alike and where they differ."""
+    """The floor against the number of clients, for homogeneous and heterogeneous clients."""
     clients = np.array(SIZES[desk.scale]["clients"])
     panels, words, slopes = [], [], {}
     for spread, title in ((0.0, "clients alike"), (1.0, "clients differ")):

@@ -1,4 +1,4 @@
-"""Table 1 beside ours, as a file."""
+"""Table 1 of the paper and ours side by side, as a file."""
 
 from pathlib import Path
 

@@ -5,15 +5,15 @@ from typing import Any, NamedTuple
 
 from fedstrata.experiments.base import Setup
 
-PATTERNS = 4  # ways to deal the shares 2:2:6 of all groups; each has other client sizes, and compiles anew
-L2 = 1e-3  # li2022 needs a strongly convex lower level and does not say how much
+PATTERNS = 4  # assignments of the shares 2:2:6 of all groups; each has other client sizes, and recompiles
+L2 = 1e-3  # li2022 needs a strongly convex lower level and does not state the constant
 
 
 class Data(NamedTuple):
     title: str
     groups: int
     batch_size: int
-    validation: int  # rows of each group and client; li2022 says "a small subset"
+    validation: int  # rows of each group and client; in li2022 "a small subset"
 
 
 DATA = {
@@ -31,10 +31,10 @@ def build(
     Args:
         data: "adult", "german_credit", "synthetic" (3 groups, needs no files) or "auto", which takes German Credit if
             its files are there.
-        iid: deal rows at random; otherwise every group is cut 2:2:6.
+        iid: assign rows at random; otherwise every group is divided 2:2:6.
         validation: rows of each group and client in the balanced split (0: 20 for Adult, 5 for German Credit, 10).
         l2: the weight of the model's squared norm.
-        split: the seed of the division (who gets the large shares repeats after 4).
+        split: the seed of the division (the assignment of the large shares repeats after 4).
         hidden: units of a hidden layer, for the two-layer network of li2022's appendix; its lower problem is not
             convex, so 0 is the sound choice.
     """
@@ -50,7 +50,7 @@ def model_task(
     l2: float = L2,
     hidden: int = 0,
 ) -> Setup:
-    """What FedAvg, FedReg, FedMinMax and FCFL solve; with weights, the second stage of the bilevel methods."""
+    """The problem of FedAvg, FedReg, FedMinMax and FCFL; with weights, the second stage of the bilevel methods."""
     name = chosen(data)
     federation = divided(name, iid, split, validation or DATA[name].validation)
     fair = _fair(federation.features, DATA[name].groups, l2, hidden)
@@ -64,7 +64,7 @@ def weight_task(data: str, iid: bool, split: int, validation: int = 0, l2: float
 
 
 def to_weights(fair: Any) -> Any:
-    """The bilevel problem; weights are σ(x), and start at 1/2, all clients' models alike (a linear one at zero)."""
+    """The bilevel problem. Weights are σ(x) and start at 1/2; all clients' models start alike (a linear one at 0)."""
     import jax
 
     from .problems import Followed
@@ -74,7 +74,7 @@ def to_weights(fair: Any) -> Any:
 
 
 def chosen(data: str) -> str:
-    """The data to take, where "auto" was asked for."""
+    """The data set that "auto" stands for."""
     from fedstrata.base.errors import unknown
     from fedstrata.data.sources import missing
 
@@ -102,7 +102,7 @@ def _table(name: str) -> Any:
 
 @lru_cache(maxsize=8)
 def _fair(features: tuple[str, ...], groups: int, l2: float, hidden: int) -> Any:
-    """One object for all runs on the same data: what compiles is then found again."""
+    """One object for all runs on the same data, so that compiled programs are reused."""
     from fedstrata.models import MLP, Linear
     from fedstrata.problems.base import Metric
     from fedstrata.problems.losses import Classification

@@ -1,4 +1,4 @@
-"""Experiments whose bilevel methods learn weights first, and whose model FedAvg then trains with them."""
+"""Experiments in two stages: bilevel methods learn weights, then FedAvg trains a model with them."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ class TwoStage(Experiment):
         return {**estimator, **super().settings(algorithm)}
 
     def estimator(self) -> Any:
-        """How bilevel methods estimate their hypergradient."""
+        """The hypergradient estimator of the bilevel methods."""
         from fedstrata.problems.hypergradients import ConjugateGradients
 
         return ConjugateGradients(10)
@@ -37,7 +37,7 @@ class TwoStage(Experiment):
         return self.to_weights(setup.problem) if isinstance(algorithm, BilevelMethod) else setup.problem
 
     def to_weights(self, problem: Any) -> "Problem":
-        """The problem of the first stage, without exact solutions: its end is what counts."""
+        """The problem of the first stage, without exact solutions: only its end counts."""
         return problem.learn_weights(exact=False)
 
     def simulate(self, algorithm: "Algorithm", setup: Setup, **options: Any) -> "Result":
@@ -47,9 +47,9 @@ class TwoStage(Experiment):
 
 
 def second_stage(first: "Result", setup: Setup, options: Mapping[str, Any]) -> "Result":
-    """FedAvg with the weights of every run of stage one; rounds, bytes, samples and seconds go on from its end.
+    """FedAvg with the weights of every run of stage one. Rounds, bytes, samples and seconds continue from its end.
 
-    Its steps are those of the clients' own models in stage one, as many to a round.
+    Its steps, and their number per round, are those of the clients' models in stage one.
     """
     import jax
 

@@ -1,7 +1,7 @@
 """FedNMap's experiments: a shallow sigmoid network on label-sorted MNIST, and a sparse MobileNetV3 on CIFAR-10.
 
-What the paper leaves open is chosen in `tasks`: hidden width, batch size, rounds, the weight of the l1
-norm, and what takes the place of batch normalisation.
+Choices that the paper leaves open are in `tasks`: hidden width, batch size, rounds, the weight of the l1
+norm, and the replacement of batch normalisation.
 """
 
 from fedstrata.experiments.base import Experiment

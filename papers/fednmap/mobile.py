@@ -16,7 +16,7 @@ GAMMA = 2.5
 
 
 class Cell(NamedTuple):
-    """A column of the figure: as many rounds and seeds as fitted into ten minutes of one GPU."""
+    """A column of the figure, with as many rounds and seeds as fitted into ten minutes of one GPU."""
 
     clients: int
     steps: int
@@ -51,7 +51,7 @@ def run(desk: Desk, name: str, cell: Cell) -> "History":
     data = {"clients": cell.clients, "width": size["width"], "rows": size["rows"], "gamma": GAMMA, "split": cell.split}
     options: dict[str, Any] = {"rounds": cell.rounds, "batch_size": size["batch_size"], "seeds": cell.seeds}
     options["evaluate_every"] = cell.rounds // 12
-    options["stationarity"] = False  # the figure has none, and a full gradient is most of the evaluation
+    options["stationarity"] = False  # not in the figure, and a full gradient is most of the evaluation
     label = f"mobile_{name}_n{cell.clients}_Q{cell.steps}_{cell.split}"
     return desk.run(label, cifar10, data, kinds[name](1 / cell.steps, cell.steps), **options)
 
@@ -62,7 +62,9 @@ def figure_6(desk: Desk) -> Outcome:
     sparsity, losses, wins, words = [], [], [], []
     for at in size["cells"]:
         found = {name: run(desk, name, at) for name in METHODS}
-        cell = f"n = {at.clients}, Q = {at.steps}, {'one label a client' if at.split == 'labels' else 'clients alike'}"
+        cell = (
+            f"n = {at.clients}, Q = {at.steps}, {'one label per client' if at.split == 'labels' else 'clients alike'}"
+        )
         lines = lambda column, found=found: {k: Line(h.mean("round"), h[column]) for k, h in found.items()}
         sparsity.append(Panel(cell, lines("hoyer"), up="Hoyer's sparsity", log=False))
         losses.append(Panel(cell, lines("loss"), up="training loss", log=False))
@@ -74,6 +76,6 @@ def figure_6(desk: Desk) -> Outcome:
     path = draw([*sparsity, *losses], title, desk.folder / "figure_6.png", columns=len(size["cells"]))
     verdict: Verdict = "holds" if all(wins) else "holds in part" if any(wins) else "does not hold"
     if desk.scale == "small":
-        verdict = "not tested"  # it shows that the code runs; so few rounds teach the network nothing
+        verdict = "not tested"  # the run only shows that the code works: the network learns nothing in so few rounds
     claim = "FedNMap consistently achieves higher sparsity and lower training loss than Zhang and FedCanon"
     return Outcome([Claim(6, claim, f"sparsity / training loss at the end; {'; '.join(words)}", verdict)], [path])

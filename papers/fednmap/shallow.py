@@ -81,7 +81,7 @@ def _ends(found: "Mapping[tuple[int, int], Mapping[str, History]]", column: str)
 
 
 def _best(claim: str, ends: Ends) -> Claim:
-    """The same seeds start alike, so differences are paired."""
+    """Whether FedNMap is best, with differences paired by seed, because equal seeds start alike."""
     words, wins = [], []
     for (n, q), found in ends.items():
         rest = {k: interval(np.log10(v / found["FedNMap"])) for k, v in found.items() if k != "FedNMap"}
@@ -111,14 +111,14 @@ def _more(what: str, pairs: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> Clai
 
 
 def figure_3(desk: Desk) -> Outcome:
-    """FedNMap with Q = 10 for more and more clients."""
+    """FedNMap with Q = 10 and increasing numbers of clients."""
     sizes = (10, 20, 30, 50, 100)
     found = {n: _fednmap(desk, n, 10) for n in sizes}
     return _speedup(desk, 3, found, "n", "clients", paper=-1.436)
 
 
 def figure_4(desk: Desk) -> Outcome:
-    """FedNMap with n = 30 for more and more local steps of the same total length."""
+    """FedNMap with n = 30 and increasing numbers of local steps of the same total length."""
     counts = (5, 10, 20, 40)
     found = {q: _fednmap(desk, 30, q) for q in counts}
     return _speedup(desk, 4, found, "Q", "local steps", paper=-1.181)

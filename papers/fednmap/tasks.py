@@ -1,4 +1,4 @@
-"""The two learning tasks of the paper, with what it leaves open decided."""
+"""The two learning tasks of the paper, with our choices where it leaves something open."""
 
 from typing import Any, Literal
 
@@ -8,12 +8,12 @@ from fedstrata.experiments.base import Setup
 def mnist(
     clients: int = 20, hidden: int = 32, l1: float = 1e-3, l2: float = 1e-2, gamma: float = 4.0, test: bool = True
 ) -> Setup:
-    """Digits sorted by label and cut into equal shards; one hidden layer, sigmoid; elastic net on all parameters.
+    """Digits sorted by label, in equal shards; one hidden layer, sigmoid; elastic net on all parameters.
 
     The paper states the data, the split, the activation and the weights 1e-3 and 1e-2 (no ½ before the square). It
     does not state the width (32 here), the loss (softmax cross-entropy here) and whether biases are regularised (they
     are here). gamma is that of the recorded stationarity; it is recorded for γ = 1 as well, since the paper does not
-    say with which γ the other methods are measured.
+    state with which γ the other methods are measured.
     """
     from fedstrata.data import LabelShards, federate
     from fedstrata.models import MLP
@@ -34,7 +34,7 @@ def cifar10(
     gamma: float = 2.5,
     split: Literal["labels", "random"] = "labels",
 ) -> Setup:
-    """Pictures cut into equal shards; MobileNetV3-Small with an l1 norm on all parameters.
+    """Pictures in equal shards; MobileNetV3-Small with an l1 norm on all parameters.
 
     The paper states the model and the l1 norm. It does not state the division among clients (split="labels": sorted by
     label, as it does with MNIST; "random": alike), the weight of the norm (1e-4 here), the batch size, the rounds, the
@@ -50,7 +50,7 @@ def cifar10(
     from fedstrata.problems.regularized import Regularized
     from fedstrata.prox import L1
 
-    train = load("cifar10", batches=2).train  # what the kept runs had
+    train = load("cifar10", batches=2).train  # as in the stored runs
     x, y = np.asarray(train["x"]), np.asarray(train["y"])
     x, y = (x[:rows], y[:rows]) if rows else (x, y)
     x = (x - x.mean(axis=(0, 1, 2))) / x.std(axis=(0, 1, 2))

@@ -1,6 +1,6 @@
 """FedX: partial AUC, AUC with wrong labels and average precision of clients with different noise (guo2022).
 
-`fedstrata run fedx` compares the methods for KL-OPAUC on ijcnn1 (or scikit-learn's digits where its file is not here);
+`fedstrata run fedx` compares the methods for KL-OPAUC on ijcnn1 (or scikit-learn's digits if its file is missing);
 `fedstrata reproduce fedx` writes the paper's tables and figures beside ours.
 """
 

@@ -2,8 +2,8 @@
 
     python -m papers.fedx.cifar --method FedX2 --out out/reproduce
 
-runs what is missing of one method (its choice of settings, then its seeds, each a file of its own in
-`out/reproduce/fedx/full/runs`), so that methods can be run on several machines and their files copied together;
+runs the missing parts of one method: its tuning, then its seeds, each in a separate file of
+`out/reproduce/fedx/full/runs`. Methods can thus run on several machines, and their files be copied together.
 `fedstrata reproduce fedx --scale full --figure 3` then only writes the table.
 """
 
@@ -15,8 +15,8 @@ from fedstrata.experiments.reproduction import Desk
 from .comparison import Case, Found, Size, compared, tries
 from .methods import METRIC, TABLES, Setting
 
-# The paper: 625 rounds of 32 steps, 3 seeds. The step falls after each quarter of the run, however long it is. Settings
-# are chosen on runs a sixth as long. A centralised method's batch stays 32: others cost up to sixteen times that.
+# The paper: 625 rounds of 32 steps, 3 seeds. The step falls after each quarter of a run of any length. Settings are
+# chosen on runs a sixth as long. A centralised method's batch stays 32: others cost up to sixteen times as much.
 SIZE = Size(
     rounds=48,
     tuning_rounds=8,
@@ -37,12 +37,12 @@ def case(table: str = "kl", **changed: Any) -> Case:
 
 
 def run(desk: Desk, method: str, table: str = "kl", **changed: Any) -> Found:
-    """One method: chosen, then run on all seeds. What is done already is not done again."""
+    """Tune one method, then run it on all seeds. Finished runs are not repeated."""
     return compared(desk, case(table, **changed), [method])[method]
 
 
 def trial(desk: Desk, method: str, step: float = 0.1, lam: float = 1.0, table: str = "kl", **changed: Any) -> Any:
-    """The history of one short run: how fast a round is, and whether it learns."""
+    """The history of one short run, which shows the time of a round and whether it learns."""
     return tries(desk, case(table, **changed), method, Setting(step, lam))[0]
 
 

@@ -1,8 +1,7 @@
-"""All methods on one task: settings chosen for each alike on validation data, then runs on other seeds.
+"""All methods on one task: settings tuned by one rule on validation data, then runs on other seeds.
 
-A run is worth what its best model on validation data (over the rounds that were evaluated) has there; a setting what
-its runs are worth on average, over seeds that are not reported. What is reported is what the best model on validation
-data has on test data.
+A run's score is its best validation value over the evaluated rounds. A setting's score is the mean of its runs' scores,
+over seeds that are not reported. The reported value is the test value of the model with the best validation value.
 """
 
 import copy
@@ -20,11 +19,11 @@ from .tasks import TASKS, build
 if TYPE_CHECKING:
     from fedstrata.report.history import History
 
-TUNING = 1000  # seeds from here on are for choosing only
+TUNING = 1000  # seeds from here on are for tuning only
 
 
 class Size(NamedTuple):
-    """How long and how often: `rounds` of `local_steps` steps; settings are chosen on `tuning_rounds`."""
+    """The lengths and numbers of runs: `rounds` of `local_steps` steps; settings are chosen on `tuning_rounds`."""
 
     rounds: int
     tuning_rounds: int
@@ -60,7 +59,7 @@ class Case(NamedTuple):
 
 
 class Found(NamedTuple):
-    """A method: what was chosen for it, whether its step is an end of the grid, and test values of every seed."""
+    """A method: its chosen setting, whether its step is at the edge of the grid, and test values of every seed."""
 
     setting: Setting
     edge: bool
@@ -69,7 +68,7 @@ class Found(NamedTuple):
 
 
 def compared(desk: Desk, case: Case, names: Sequence[str] | None = None) -> dict[str, Found]:
-    """Every method, or those with these names: `compared(desk, case, ["FedX2"])` runs one, and keeps what it ran."""
+    """Every method, or those with these names: `compared(desk, case, ["FedX2"])` runs one and stores its runs."""
     wanted = list(methods.TABLES[case.table]) if names is None else list(names)
     return {name: found(desk, case, name) for name in wanted}
 
@@ -83,7 +82,7 @@ def found(desk: Desk, case: Case, name: str) -> Found:
 
 
 def tuned(desk: Desk, case: Case, name: str) -> tuple[Setting, int]:
-    """The setting that is best on validation data, and how many were tried."""
+    """The best setting on validation data, and the number of settings tried."""
     method, size = methods.TABLES[case.table][name], case.size
     worth: dict[Setting, float] = {}
 
@@ -108,7 +107,7 @@ def tuned(desk: Desk, case: Case, name: str) -> tuple[Setting, int]:
 
 
 def _lasts(desk: Desk, case: Case, name: str, setting: Setting) -> bool:
-    """Whether a setting that was chosen on short runs gets through a long one too, where its first steps are more."""
+    """Whether a setting chosen on short runs also survives a long one, which has more steps of the first size."""
     if case.size.tuning_rounds == case.size.rounds:
         return True
     long = runs(desk, case, name, setting, [TUNING], case.size.rounds)
@@ -116,7 +115,7 @@ def _lasts(desk: Desk, case: Case, name: str, setting: Setting) -> bool:
 
 
 def tries(desk: Desk, case: Case, name: str, setting: Setting) -> list["History"]:
-    """Runs of one setting for the choice."""
+    """Tuning runs of one setting."""
     seeds = range(TUNING, TUNING + case.size.tuning_seeds)
     return runs(desk, case, name, setting, seeds, case.size.tuning_rounds)
 
@@ -124,7 +123,7 @@ def tries(desk: Desk, case: Case, name: str, setting: Setting) -> list["History"
 def runs(
     desk: Desk, case: Case, name: str, setting: Setting, seeds: Sequence[int], rounds: int, **changed: Any
 ) -> list["History"]:
-    """Histories of a method with one setting, a few seeds in each: choosing and reporting then share a program."""
+    """Histories of a method with one setting, a few seeds in each, so that tuning and reported runs share a program."""
     each = case.size.together
     groups = [list(seeds[i : i + each]) for i in range(0, len(seeds), each)]
     return [_run(desk, case, name, setting, group, rounds, **changed) for group in groups]
@@ -168,7 +167,7 @@ def _run(
 
 
 def at_best(history: "History", column: str) -> np.ndarray:
-    """For every seed the test value at the round whose validation value is highest."""
+    """For every seed, the test value at the round with the highest validation value."""
     valid, test = history[f"valid/{column}"], history[f"test/{column}"]
     at = np.argmax(np.where(np.isfinite(valid), valid, -np.inf), axis=-1)
     return np.take_along_axis(test, at[:, None], axis=-1)[:, 0]

@@ -1,4 +1,4 @@
-"""The experiment `fedx`: the methods for partial AUC, each on a problem of its own, compared by ranking."""
+"""The experiment `fedx`: the methods for partial AUC, each on its problem, compared by ranking."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Ranking(Experiment):
-    """FedAvg and its kin get cross-entropy, CODASCA the square loss, and the others the loss of the experiment."""
+    """Methods for averages get cross-entropy, CODASCA the square loss, the others the loss of the experiment."""
 
     def problem_for(self, algorithm: "Algorithm", setup: Setup) -> "Problem":
         from fedstrata.problems.losses import Classification
@@ -44,7 +44,7 @@ class Ranking(Experiment):
         return problem.bind(Vector(problem.init(jax.random.key(0))), setup.federation, rule)
 
     def run_options(self, algorithm: "Algorithm", setup: Setup, **changed: Any) -> dict[str, Any]:
-        """A step draws batch_size of each kind; methods without pairs get as many examples in all."""
+        """A pairwise step draws `batch_size` rows of each class; the other methods draw as many in all."""
         found = super().run_options(algorithm, setup, **changed)
         if type(self.problem_for(algorithm, setup)).__name__ == "Ranked" and isinstance(found["batch_size"], int):
             found["batch_size"] *= 2
@@ -55,7 +55,7 @@ STEP = {"local_steps": 32}  # steps are those that `fedstrata reproduce fedx --f
 
 EXPERIMENT = Ranking(
     name="fedx",
-    summary="partial AUC (FPR ≤ 0.3) of ijcnn1 or digits at 8 clients with noise of their own (guo2022, Table 1)",
+    summary="partial AUC (FPR ≤ 0.3) of ijcnn1 or digits on 8 clients with different noise (guo2022, Table 1)",
     build=build,
     rounds=20,
     batch_size=32,

@@ -1,4 +1,4 @@
-"""Tables 1 and 2 as figures 3 and 4, average precision as figure 5, and Figures 1 and 2 on a size a CPU can do."""
+"""Tables 1 and 2 as figures 3 and 4, average precision as figure 5, and Figures 1 and 2 at a size for a CPU."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ from .tasks import CPU, PAPER, TASKS, absent
 if TYPE_CHECKING:
     from fedstrata.report.history import History
 
-STEPS = (0.01, 0.1, 1.0, 10.0)  # a decade above the paper's: runs are much shorter, and scores between 0 and 1 flat
+STEPS = (0.01, 0.1, 1.0, 10.0)  # a decade above the paper's: runs are much shorter, and scores are between 0 and 1
 SIZES = {
     "small": Size(20, 20, seeds=10, tuning_seeds=2, evaluations=10, steps=STEPS, batches=(256,)),
     "full": Size(80, 40, seeds=10, tuning_seeds=2, evaluations=20, steps=STEPS, batches=BATCHES),
@@ -30,11 +30,11 @@ HISTORIES = (1, 2, 4)  # τ
 
 
 class NotHere(Exception):
-    """A run that is not in the folder and is not for this machine."""
+    """A run that is neither stored nor to be started on this machine."""
 
 
 class Shelf(Desk):
-    """A desk that only reads: what takes a GPU hours is not begun on a machine without one."""
+    """A desk that only reads stored runs, for machines without a GPU."""
 
     def run(self, name: str, build: Any, data: Mapping[str, Any], algorithm: Any, **options: Any) -> "History":
         return super().run(name, _refused, data, algorithm, **options)
@@ -55,7 +55,7 @@ def figure_4(desk: Desk) -> Outcome:
 
 
 def figure_5(desk: Desk) -> Outcome:
-    """Average precision, for which the paper has the losses and no numbers."""
+    """Average precision, for which the paper has losses and no numbers."""
     return _table(desk, 5, "ap")
 
 
@@ -79,7 +79,7 @@ def _table(desk: Desk, number: int, table: str) -> Outcome:
 
 
 def on_cifar(desk: Desk, table: str) -> dict[str, Found]:
-    """Methods on CIFAR-10; without a GPU those whose runs are all in the folder."""
+    """Methods on CIFAR-10; without a GPU, those whose runs are all stored."""
     import jax
 
     reads = jax.default_backend() == "cpu"
@@ -95,7 +95,7 @@ def on_cifar(desk: Desk, table: str) -> dict[str, Found]:
 
 
 def figure_1(desk: Desk) -> Outcome:
-    """Partial AUC of FedX2 with other K and with other N."""
+    """Partial AUC of FedX2 for several K and N."""
     if absent(ABLATION):
         return Outcome([Claim(1, "FedX2 tolerates skipped communications", "data absent", "not tested")], [])
     by_k = {f"K = {k}": _ablation(desk, local_steps=k) for k in INTERVALS}
@@ -151,7 +151,7 @@ def figure_2(desk: Desk) -> Outcome:
 
 
 def _ablation(desk: Desk, local_steps: int = 32, **changed: Any) -> list["History"]:
-    """FedX2 with the step and λ that were chosen for Table 1, and as many iterations."""
+    """FedX2 with the step, λ and number of iterations of Table 1."""
     size = SIZES[desk.scale]
     case = Case("kl", ABLATION, size)
     setting = tuned(desk, case, "FedX2")[0]

@@ -1,12 +1,12 @@
-"""The methods of the paper's tables by the names they have there, and what is tuned for each.
+"""The methods of the paper's tables, by their names there, and the tuned hyper-parameters of each.
 
-Every method gets the same number of settings: four steps a decade apart, and then four more around the best of them:
-for KL-OPAUC four other λ, otherwise four steps in between and just outside. A centralised method's batch sizes are
-tried beyond that, as in the paper. Steps of CODASCA are in units of 1 / (p(1−p)), the factor that its min-max form has
-before the square loss.
+Every method gets the same number of settings: four steps a decade apart, then four more around the best of them: for
+KL-OPAUC four other λ, otherwise four steps in between and just outside. A centralised method also tries other batch
+sizes, as in the paper. Steps of CODASCA are in units of 1 / (p(1−p)), the factor of the square loss in its min-max
+form.
 
-β = 0.1 where f is not linear, as in the paper, for all that have it. γ = 0.2 as in the authors' code; the paper does
-not say. CODASCA runs without stages and without its proximal term: the step falls as that of all others does.
+β = 0.1 where f is not linear, as in the paper, for all methods with a β. γ = 0.2 as in the authors' code; the paper
+does not state it. CODASCA runs without stages and without its proximal term: its step falls like that of the others.
 """
 
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,11 +19,11 @@ FINER = (10**-0.5, 10**-0.25, 10**0.25, 10**0.5)
 LAMS = (2.0, 3.0, 4.0, 5.0)  # beside 1
 BATCHES = (64, 128, 256, 512)  # of a centralised method, beside 32
 BETA, GAMMA = 0.1, 0.2
-METRIC = {"kl": "pauc_0.3", "psm": "auc", "ap": "ap"}  # what settings are chosen by, on validation data
+METRIC = {"kl": "pauc_0.3", "psm": "auc", "ap": "ap"}  # the criterion of tuning, on validation data
 
 
 class Method(NamedTuple):
-    """A row of a table: an algorithm, what it minimises where the others minimise the table's loss, and its batch."""
+    """A row of a table: an algorithm, its loss if not the table's, and its batch."""
 
     algorithm: str
     loss: str = ""
@@ -32,7 +32,7 @@ class Method(NamedTuple):
 
 
 class Setting(NamedTuple):
-    """What is tuned."""
+    """The tuned values."""
 
     step: float
     lam: float = 1.0
@@ -76,21 +76,21 @@ def first_settings(steps: tuple[float, ...] = STEPS) -> list[Setting]:
 
 
 def more_settings(table: str, method: Method, best: Setting, lams: tuple[float, ...] = LAMS) -> list[Setting]:
-    """The second four, around the best of the first."""
+    """The second four settings, around the best of the first."""
     if table == "kl" and not method.loss:
         return [best._replace(lam=lam) for lam in lams]
     return [best._replace(step=best.step * factor) for factor in FINER[: len(lams)]]
 
 
 def more_batches(method: Method, best: Setting, batches: tuple[int, ...] = BATCHES) -> list[Setting]:
-    """What only a centralised method has."""
+    """The additional batch sizes of a centralised method."""
     return [best._replace(batch=batch) for batch in batches] if method.algorithm in ("SOX", "PairSGD") else []
 
 
 def algorithm(
     table: str, method: Method, setting: Setting, steps: int, local_steps: int, ratio: int, history: int = 1
 ) -> "Algorithm":
-    """The algorithm with a step that falls to a tenth after each quarter of so many steps."""
+    """The algorithm with a step that falls to a tenth after each quarter of a run."""
     from fedstrata.algorithms import SOX, FedAvg, FedX1, FedX2, LocalPair, PairSGD, TrackedX
     from fedstrata.algorithms.pairwise.codasca import CODASCA
 

@@ -1,4 +1,4 @@
-"""What the methods are run on: scores between 0 and 1, cross-entropy that is measured by ranking, falling steps."""
+"""Parts of the problems: scores between 0 and 1, cross-entropy with ranking metrics, falling steps."""
 
 from typing import Any
 
@@ -34,9 +34,9 @@ class Squashed(Model):
 
 
 class Held(Pairwise):
-    """`fs.Pairwise` whose metrics are recorded on held-out data only: on training data nothing is chosen by them.
+    """`fs.Pairwise` that records its metrics on held-out data only.
 
-    Each metric sorts all rows; what is left out is most of the time to compile.
+    Each metric sorts all rows, and compiling the sorts on training data would take most of the compilation time.
     """
 
     def evaluate(self, x: Vector, full: Full, smooth: tuple[Array, Vector] | None = None) -> dict[str, Array]:
@@ -67,7 +67,7 @@ class Ranked(Average):
 class Quartered(eqx.Module):
     """A step size that falls to a tenth after every quarter of a run: after 5,000 of 20,000 steps in the paper.
 
-    Its values are arrays, so that other ones need no other program.
+    Its values are arrays, so that other values do not recompile.
 
     >>> step = Quartered.of(0.5, steps=100)
     >>> [round(float(step(jnp.asarray(k))), 6) for k in (0, 24, 25, 99)]

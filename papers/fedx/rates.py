@@ -1,9 +1,9 @@
-"""How the error of FedX1 and FedX2 depends on the number of clients, with small batches and constant steps.
+"""The error of FedX1 and FedX2 against the number of clients, with small batches and constant steps.
 
-Clients hold a few rows of five features each and a linear score. Where they are alike, all hold the same rows, so that
-the objective does not depend on their number and only the sampling is their own; where they differ, each has rows and
-an offset of its own. After a burn-in a method wanders at a level, and what is measured is the mean of |∇F|² over the
-second half of a run.
+Each client has a few rows of five features; the score is linear. Homogeneous clients all have the same rows, so that
+the objective does not depend on their number and only the samples differ. Heterogeneous clients have different rows and
+offsets. After a burn-in the error fluctuates around a level, measured as the mean of |∇F|² over the second half of a
+run.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,7 @@ STEP, LOCAL, BATCH = 0.05, 4, 2
 
 
 def forms() -> dict[str, tuple[str, "Algorithm"]]:
-    """A loss and a method, all with the same steps."""
+    """Pairs of a loss and a method, all with the same steps."""
     from fedstrata.algorithms import FedX1, FedX2, TrackedX
 
     return {
@@ -42,9 +42,9 @@ def build(loss: str = "logistic", clients: int = 8, spread: float = 0.0, rows: i
     Args:
         loss: "logistic" or "kl" (KL-OPAUC, λ = 2).
         clients: how many.
-        spread: how much clients differ (0: all hold the same rows).
+        spread: how much clients differ (0: all have the same rows).
         rows: of each client.
-        seed: the seed of all that is random about the data.
+        seed: of everything random in the data.
     """
     from fedstrata.data import Federation
     from fedstrata.models import Linear
@@ -75,7 +75,7 @@ def floor(desk: Desk, name: str, loss: str, algorithm: "Algorithm", **data: Any)
 
 
 def speed_up(desk: Desk) -> Outcome:
-    """The floor against the number of clients, where they are alike and where they differ."""
+    """The floor against the number of clients, for homogeneous and heterogeneous clients."""
     clients = np.array(SIZES[desk.scale]["clients"])
     panels, parts, slopes = [], [], {}
     for spread, title in ((0.0, "clients alike"), (0.5, "clients differ")):

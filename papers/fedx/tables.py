@@ -1,4 +1,4 @@
-"""The tables beside the paper's, as files, and what became of its claims about them."""
+"""The paper's tables and ours side by side, as files, and the claims about them."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,7 +14,7 @@ from .comparison import Found, Size
 from .printed import PRINTED
 from .tasks import PAPER, TASKS
 
-COMPETITIVE = 0.01  # a loss that we still call competitive
+COMPETITIVE = 0.01  # the largest loss that counts as competitive
 NAMES = {"kl": "Table 1", "psm": "Table 2", "ap": "Average precision"}
 TITLES = {
     "kl": "partial AUC on test data (McClish), KL-OPAUC",
@@ -22,18 +22,18 @@ TITLES = {
     "ap": "average precision on test data (the paper has no such table)",
 }
 MEASURES = {"pauc_0.3": "FPR ≤ 0.3", "pauc_0.5": "FPR ≤ 0.5", "auc": "AUC", "ap": "AP"}
-Results = Mapping[str, Mapping[str, Found]]  # task -> method -> what was found
+Results = Mapping[str, Mapping[str, Found]]  # task -> method -> result
 
 
 def hero(table: str) -> str:
-    """The paper's own method in a table."""
+    """The paper's method in a table."""
     return "FedX1" if table == "psm" else "FedX2"
 
 
 def write(desk: Desk, table: str, results: Results, empty: Mapping[str, str], sizes: Mapping[str, Size]) -> Path:
     """Methods on every task: the paper's mean, ours with its deviation, and the difference to the paper's method.
 
-    empty: tasks of the paper that have no numbers here, and why. sizes: of every task, told below the table.
+    empty: tasks of the paper without numbers here, and the reason. sizes: of every task, listed below the table.
     """
     columns = [c for c in MEASURES if any(c in f.values for found in results.values() for f in found.values())]
     head = ["data", "method", "step", "λ", "batch", "settings tried"]
@@ -108,7 +108,7 @@ def _notes(results: Results, sizes: Mapping[str, Size]) -> list[str]:
 
 
 def claims(figure: int, table: str, results: Results, empty: Mapping[str, str]) -> list[Claim]:
-    """The paper's sentences about a table, with the order of methods as the paper's CIFAR-10 row has it."""
+    """The paper's claims about a table, and the order of methods in its CIFAR-10 row."""
     ours, best = hero(table), NAMES[table]
     if not results:
         text = "; ".join(f"{TASKS[t].title}: {why}" for t, why in empty.items())
@@ -142,7 +142,7 @@ def _better(figure: int, text: str, results: Results, ours: str, others: Sequenc
                 continue
             for column in found[ours].values:
                 if column == "pauc_0.5":
-                    continue  # in the table; the first column is what settings were chosen by
+                    continue  # the table has it; settings were chosen by the first column
                 one = gap(found, ours, other, column)
                 wins.append(one[1] > 0)
                 told.append(f"{other} {words(one)}")
@@ -164,7 +164,7 @@ def _competitive(figure: int, results: Results, ours: str) -> Claim:
 
 
 def _order(figure: int, table: str, found: Mapping[str, Found]) -> Claim:
-    """All pairs of methods whose printed values differ by more than their deviations: how many have our order."""
+    """Of the pairs of methods whose published values differ by more than their deviations, how many have our order."""
     same, total, orders = 0, 0, []
     for column, printed in PRINTED[table].items():
         row = {name: value for name, value in printed["cifar10"].items() if name in found}

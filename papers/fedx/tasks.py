@@ -1,14 +1,14 @@
-"""The learning tasks: data made imbalanced and different among clients as in the paper, a model and a loss.
+"""The learning tasks: imbalanced data that differ among clients as in the paper, a model and a loss.
 
 As in the paper: two classes, positives to negatives as 1 to 5 in training data, equal shares for all clients, and
-Gaussian noise on the training data of every client with a mean of its own, from −0.08 on in steps of 0.16 / N (0.01 for
-its 16 clients). The paper writes N(μ, 0.04); that is a variance here, a deviation of 0.2, which is also what the
-authors' code has (`deviation=0.04` for the other reading). Noise is drawn once; their code draws it for every batch.
-On tables the noise is four times as large in units of a column's deviation: that of a pixel of CIFAR-10 is about 1/4.
+Gaussian noise on the training data, with a different mean for every client, from −0.08 on in steps of 0.16 / N (0.01
+for its 16 clients). The paper writes N(μ, 0.04). Here that is a variance, a deviation of 0.2, as in the authors' code
+(`deviation=0.04` for the other reading). Noise is drawn once; their code draws it for every batch. On tables the noise
+is four times as large in units of a column's deviation: that of a pixel of CIFAR-10 is about 1/4.
 
 Scores of KL-OPAUC, of the square loss and of average precision are between 0 and 1, as in the authors' code; those of
-the pairwise sigmoid and of cross-entropy are not bounded. With unbounded scores average precision is no objective for
-FedX2: the u of a well ranked positive falls to nothing, f' at it is then enormous, and partners bring such a u along.
+the pairwise sigmoid and of cross-entropy are not bounded. With unbounded scores FedX2 is unstable for average
+precision: the u of a well ranked positive tends to zero, f' at it is then very large, and partners carry such a u.
 
 Fewer data than the paper's: CIFAR-10 has batches 1 and 2 only (20,000 of 50,000 training pictures).
 """
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 Arrays = dict[str, np.ndarray]
 LOSSES = ("kl", "psm", "ap", "square", "cross_entropy")
 MODELS = ("auto", "linear", "mlp", "resnet18", "densenet121")
-PIXEL = 0.25  # the deviation of a pixel of CIFAR-10: what noise on tables is measured in
-TRAIN, TEST = 4800, 10000  # rows that are used of larger tables
+PIXEL = 0.25  # the deviation of a pixel of CIFAR-10, the unit of noise on tables
+TRAIN, TEST = 4800, 10000  # rows used of larger tables
 
 
 class About(NamedTuple):
-    """A task: its title, the source of its files, how many clients share it, and its model."""
+    """A task: its title, the source of its files, its number of clients, and its model."""
 
     title: str
     source: str
@@ -41,7 +41,7 @@ class About(NamedTuple):
     model: str
     positive: int = 1  # the label that counts as positive
     image: tuple[int, int, int] | None = None
-    here: str = ""  # what is smaller here than in the paper
+    here: str = ""  # differences to the paper's size
 
 
 TASKS = {
@@ -60,7 +60,7 @@ CPU = ("pneumonia", "breast", "ijcnn1", "w8a")
 
 
 def absent(task: str) -> bool:
-    """Whether files of the task would have to be fetched first."""
+    """Whether files of the task are missing."""
     from fedstrata.data.sources import by_hand, missing
 
     source = TASKS[task].source
@@ -94,7 +94,7 @@ def build(
             "cross_entropy".
         lam: λ of KL-OPAUC.
         clients: how many (0: the task's number).
-        only: the first so many of them (0: all); the data of the others are left out.
+        only: the number of clients that take part, from the first (0: all); the data of the others are left out.
         deviation: of the noise (0: none, and no means either).
         ratio: negatives to a positive in training (0: as they are).
         flipped: the share of training labels of each class that are wrong.
@@ -103,8 +103,8 @@ def build(
         width: channels of the network's stem.
         half: compute in bfloat16.
         squashed: scores pass through the logistic function, as in the authors' code (never for "psm").
-        split: the seed of all that is random about the data.
-        metrics: what is recorded on held-out data.
+        split: the seed of everything random in the data.
+        metrics: the metrics recorded on held-out data.
     """
     from fedstrata.problems.losses import Classification
     from fedstrata.problems.pairwise import pair_losses
@@ -132,7 +132,7 @@ def build(
         problem = Held(network, pair_losses.PSM(), metrics=names)
     elif loss == "square":
         problem = Held(scored, pair_losses.Square(), metrics=names)
-    else:  # λ as an array: another one needs no other program
+    else:  # λ as an array, so that another value does not recompile
         lam_: Any = jnp.asarray(lam, float)
         problem = Held(scored, pair_losses.KLOPAUC(lam_), metrics=names)
     return Setup(problem, federation)
@@ -177,7 +177,7 @@ def _parts(task: str, rng: Any) -> tuple[Arrays, Arrays, Arrays]:
     elif task == "digits":
         data = load("digits")
     elif task == "cifar10":
-        data = load("cifar10", batches=2)  # what the kept runs had
+        data = load("cifar10", batches=2)  # as in the stored runs
     else:
         data = load(about.source)
     train: Any = data.train
@@ -207,7 +207,7 @@ def _scaled(task: str, *parts: Arrays) -> list[Arrays]:
 
 
 def _imbalanced(part: Arrays, ratio: int, rng: Any) -> Arrays:
-    """So many negatives to a positive: what there is too much of is cut, and all to `TRAIN` rows of a table."""
+    """`ratio` negatives per positive, by dropping rows of the larger class; at most `TRAIN` rows of a table."""
     order = rng.permutation(len(part["y"]))
     positives, negatives = (order[part["y"][order] == kind] for kind in (1, 0))
     if ratio:
@@ -219,7 +219,7 @@ def _imbalanced(part: Arrays, ratio: int, rng: Any) -> Arrays:
 
 
 def _flip(y: np.ndarray, share: float, rng: Any) -> np.ndarray:
-    """Labels, of which a share is wrong in each class."""
+    """Labels with a share of wrong ones in each class."""
     wrong = [rng.permutation(np.flatnonzero(y == kind)) for kind in (0, 1)]
     flip = np.concatenate([rows[: round(share * len(rows))] for rows in wrong])
     out = y.copy()
@@ -237,7 +237,7 @@ def _owners(y: np.ndarray, clients: int, rng: Any) -> np.ndarray:
 
 
 def _cut(part: Arrays, share: float, rng: Any) -> tuple[Arrays, Arrays]:
-    """The rest, and a share that is held out."""
+    """The remaining rows, and the held-out share."""
     order = rng.permutation(len(part["y"]))
     held = round(share * len(order))
     return _take(part, order[held:]), _take(part, order[:held])

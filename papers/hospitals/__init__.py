@@ -1,15 +1,14 @@
 """Heart disease in four real hospitals: rank the patients of all of them together, without moving a patient's data.
 
-FedX1 and FedX2 compare patients of different hospitals through pooled scores, LocalPair only patients of one hospital,
-FedAvg trains a logistic regression, CODASCA a min-max form of the square loss; PairSGD and SOX see all data in one
-place, and PairSGD is also run by each hospital alone. Twenty seeds are twenty divisions into train (56 %), valid (14 %)
-and test (30 %).
+FedX1 and FedX2 compare patients of different hospitals through pooled scores, LocalPair only patients of one hospital.
+FedAvg trains a logistic regression, CODASCA a min-max form of the square loss. PairSGD and SOX run on pooled data, and
+PairSGD also on each hospital alone. Twenty seeds are twenty divisions into train (56 %), valid (14 %) and test (30 %).
 
 The step sizes are those that `python -m fedstrata.experiments.site_study.tuning hospitals` prints: the same nine for
-every method, the best mean validation AUC over twenty divisions that are not reported. Ranking does not depend on the
-scale of scores: with ever smaller steps the methods tend to a multiple of their first direction, a difference of class
-means. On so few patients that is hard to beat; FedX2, LocalPair, CODASCA, SOX and a hospital alone choose the smallest
-step of the grid.
+every method, chosen by the best mean validation AUC over twenty divisions that are not reported. Ranking does not
+depend on the scale of scores: with small steps the methods tend to a multiple of their first direction, a difference of
+class means. On so few patients that is hard to beat: for FedX2, LocalPair, CODASCA, SOX and a hospital alone the
+smallest step of the grid was chosen.
 """
 
 from fedstrata.experiments.base import Setup

@@ -1,6 +1,6 @@
 """MFCGD and AdaMFCGD on the tasks that their paper names: robust federated learning and meta-learning.
 
-The paper's experiment sections are empty, so tasks, settings and lengths are ours; its sentences are the claims.
+The paper's experiment sections are empty, so tasks, settings and lengths are ours. The claims are its sentences.
 """
 
 from fedstrata.experiments.reproduction import Reproduction

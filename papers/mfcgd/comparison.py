@@ -1,4 +1,4 @@
-"""Methods on one task: each setting chosen from ten, ten runs on fresh seeds, and what can be said of the result."""
+"""Methods on one task: a setting chosen from ten, ten runs on fresh seeds, and verdicts on the claims."""
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from fedstrata.core.algorithm import Algorithm
     from fedstrata.report.history import History
 
-TUNING = (1000, 1001)  # seeds of the choice, which no reported run uses
-SEEDS = 10  # as many as settings, so that a grid on one seed and the report are one compiled program
-RHO = 0.1  # of AdaMFCGD: where estimates vanish its step is step_size / ρ, and that is taken from the grid
-# Weights of a new value that are tried.
+TUNING = (1000, 1001)  # seeds for tuning, which no reported run uses
+SEEDS = 10  # as many as settings, so that a grid on one seed and the reported runs share one compiled program
+RHO = 0.1  # of AdaMFCGD: where estimates vanish its step is step_size / ρ, which is taken from the grid
+# Momenta in the grid.
 MOMENTA = {"LocalMOML": (0.5, 0.9), "LocalSCGDM": (0.3, 0.9), "CompositionalFedNest": (0.5, 1.0)}
 OWN_MOMENTA = (0.1, 0.5)  # and for the family of MFCGD
 
@@ -28,7 +28,7 @@ THEIRS = ("MFCGD", "AdaMFCGD")
 
 
 class Task(NamedTuple):
-    """What is learned, for how long, and what is looked at."""
+    """A task: problem and data, length of a run, and recorded columns."""
 
     name: str
     build: Callable[..., Setup]
@@ -38,11 +38,11 @@ class Task(NamedTuple):
     columns: Mapping[str, str]  # beside the objective: column -> what it is
     first: float  # the smallest step of the grid
     factor: float  # between its steps
-    plain: float = 1.0  # what FedAvg's steps are multiplied by: its gradients have another scale
+    plain: float = 1.0  # the factor of FedAvg's steps, whose gradients have another scale
 
 
 def grid(task: Task, name: str) -> dict[str, list[float]]:
-    """Ten settings for everybody: five steps and two momenta, or, without a momentum, ten steps of the same range."""
+    """Ten settings for every method: five steps and two momenta, or ten steps over the same range."""
     first = task.first * {"AdaMFCGD": RHO, "FedAvg": task.plain}.get(name, 1.0)
     if name in ("FedAvg", "ComFedL"):
         return {"step_size": [float(f"{first * task.factor ** (k / 2):.3g}") for k in range(10)]}
@@ -51,7 +51,7 @@ def grid(task: Task, name: str) -> dict[str, list[float]]:
 
 
 class Found(NamedTuple):
-    """One method: the chosen setting, whether its step lies at the edge of the grid, and ten runs with it."""
+    """One method: the chosen setting, whether its step is at the edge of the grid, and ten runs with it."""
 
     chosen: Mapping[str, float]
     edge: bool
@@ -59,7 +59,7 @@ class Found(NamedTuple):
 
 
 def methods(local_steps: int = 5) -> dict[str, "Algorithm"]:
-    """All methods for two levels; steps and weights of new values come from the grid."""
+    """All methods for two levels; steps and momenta come from the grid."""
     from fedstrata.algorithms import (
         MFCGD,
         AdaMFCGD,
@@ -93,7 +93,9 @@ def compared(desk: Desk, task: Task, candidates: Mapping[str, "Algorithm"]) -> d
     for name, method in candidates.items():
         settings, given = grid(task, name), (task.build, dict(task.data), method)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", CouplingWarning)  # LocalSCGDM and FedNest are run because papers do
+            warnings.simplefilter(
+                "ignore", CouplingWarning
+            )  # LocalSCGDM and FedNest are for the other coupling; papers run them nevertheless
             grids = {f"{task.name}_{name}_grid_{seed}": [seed] for seed in TUNING}
             tried = [desk.run(what, *given, sweep=settings, seeds=seeds, **options) for what, seeds in grids.items()]
             chosen = best(tried)
@@ -166,7 +168,7 @@ def efficient(figure: int, claim: str, found: Mapping[str, Found]) -> Claim:
 
 
 def cheaper(figure: int, found: Mapping[str, Found]) -> Claim:
-    """How many rounds the paper's methods need for what the best existing one has at its end."""
+    """The rounds that the paper's methods need to reach the final value of the best existing one."""
     end = {name: found[name].history.mean("objective")[-1] for name in EXISTING}
     best = min(end, key=end.__getitem__)
     total = found[best].history.mean("round")[-1]
@@ -182,7 +184,7 @@ def cheaper(figure: int, found: Mapping[str, Found]) -> Claim:
 
 
 def tracked(figure: int, found: Mapping[str, Found]) -> Claim:
-    """What the correction of client drift brings; this one is ours."""
+    """The effect of the correction of client drift. This claim is ours."""
     gap = ratios(found, "TrackedMFCGD", ["MFCGD"])
     claim = "(ours, not the paper's) TrackedMFCGD ends below MFCGD"
     text = f"final objective over TrackedMFCGD's (95 %): {words(gap)}"

@@ -1,4 +1,4 @@
-"""The comparisons that MFCGD's paper announces and does not print, and one that it does not cover."""
+"""The comparisons that MFCGD's paper announces and does not contain, and one that it does not cover."""
 
 from fedstrata.data.sources import missing
 from fedstrata.experiments.reproduction import Claim, Desk, Outcome
@@ -21,7 +21,7 @@ from .comparison import (
 from .maml_tasks import build as maml
 from .robust import build as robust
 
-ROUNDS = {"small": 0.2, "full": 1.0}  # of the length; figure 1 is cheap at its small scale and keeps its own
+ROUNDS = {"small": 0.2, "full": 1.0}  # of the length; figure 1 is cheap at its small scale and has a separate length
 ROBUST = "experiments demonstrate the efficiency of the algorithms on robust federated learning"
 META = "experiments demonstrate the efficiency of the algorithms on task-distributed meta-learning (here: {})"
 
@@ -30,7 +30,7 @@ def figure_1(desk: Desk) -> Outcome:
     """Robust federated learning: objective, and accuracy of the worst client and of the mean."""
     shown = {"test/worst_accuracy": "test accuracy, worst client", "test/accuracy": "test accuracy, mean of clients"}
     source = "digits" if desk.scale == "small" else "mnist"
-    # At the start a client's gradient is 15 times that of its loss, which is why FedAvg's steps are larger.
+    # At the start a client's gradient is 15 times that of its loss, so FedAvg's steps are larger.
     task = Task(f"robust_{source}", robust, {"source": source}, 100, 20, shown, 2e-3, 3, plain=10.0)
     found = compared(desk, task, methods())
     path = draw(panels(task, found), f"Robust learning, {source}, 10 clients", desk.folder / "figure_1.png")

@@ -1,4 +1,4 @@
-"""Meta-learning with a task at every client: find parameters from which one gradient step leads to a good model.
+"""Meta-learning with one task per client: find parameters from which one gradient step leads to a good model.
 
 Sinusoids as in finn2017, and Omniglot's characters. FedAvg minimises the mean of the losses before adaptation and is
 measured, like all others, after it. With `--data steps=2` the problem has three levels: two steps of adaptation. The

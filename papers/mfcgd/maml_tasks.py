@@ -1,4 +1,4 @@
-"""Tasks to learn to learn, one a client: sinusoids, and five characters of Omniglot."""
+"""Tasks for meta-learning, one per client: sinusoids, and five characters of Omniglot."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ WAYS, COMPONENTS = 5, 20
 def build(
     task: str = "sinusoids", clients: int = 10, steps: int = 1, hidden: int = 0, adaptation: float = 0.0, seed: int = 0
 ) -> Setup:
-    """Each client is a task, with data to adapt on ("train") and others to be judged by ("query").
+    """Each client is a task, with data to adapt on ("train") and data for the loss ("query").
 
     Args:
         task: "sinusoids" (synthetic: needs no files) or "omniglot".
@@ -25,7 +25,7 @@ def build(
         hidden: units (0: 8 in each of two layers for sinusoids, where finn2017 has 40; 5 in one layer for Omniglot).
             Methods that keep Jacobians need the square of the number of parameters.
         adaptation: its step size (0: 0.1 for sinusoids, 10 for Omniglot).
-        seed: the seed of all that is random about the data.
+        seed: of everything random in the data.
     """
     from fedstrata.base.errors import unknown
 
@@ -36,7 +36,7 @@ def build(
 
 
 def sinusoids(clients: int, steps: int, hidden: int, adaptation: float, rng: Any) -> Setup:
-    """y = a sin(x − b), a in [0.1, 5], b in [0, π], x in [−5, 5] (finn2017), and a network that adapts all over.
+    """y = a sin(x − b), a in [0.1, 5], b in [0, π], x in [−5, 5] (finn2017), and a network that adapts all parameters.
 
     A client has 100 points to adapt on and 100 queries. A new task has ten points to adapt on.
     """
@@ -59,7 +59,7 @@ def sinusoids(clients: int, steps: int, hidden: int, adaptation: float, rng: Any
 
 
 def omniglot(clients: int, steps: int, hidden: int, adaptation: float, rng: Any) -> Setup:
-    """5-way 1-shot: five characters of the background alphabets a client; new tasks are of the other alphabets.
+    """5-way 1-shot: five characters of the background alphabets per client; new tasks are of the other alphabets.
 
     An example is five drawings by one person, one of each character: adapting on one example is one shot. Ten of the 20
     people are for adaptation, ten for queries; a new task has one and ten. The network sees 20 principal components of
@@ -95,7 +95,7 @@ def omniglot(clients: int, steps: int, hidden: int, adaptation: float, rng: Any)
 
 
 def federated(known: list[Any], new: list[Any]) -> "Federation":
-    """Pairs of data to adapt on and queries, as splits; new tasks take the places of the clients."""
+    """Pairs of data to adapt on and queries, as splits; new tasks are numbered like the clients."""
     from fedstrata.data import Federation
 
     together = lambda parts: {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}

@@ -1,4 +1,4 @@
-"""Nested problems that also know the plain loss they are made of: FedAvg too can be run and measured on them."""
+"""Nested problems that also have a plain loss, so that FedAvg can be run and measured on them."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -17,7 +17,7 @@ from fedstrata.problems.nested import Nested, NestedOracle
 
 
 class PlainOracle(NestedOracle, SmoothOracle):
-    """Asked for a level it answers as any nested problem does; asked for a gradient, with that of the plain loss."""
+    """The oracle of a nested problem, whose gradient is that of the plain loss."""
 
     def grad(self, x: Vector) -> Vector:
         return self.value_and_grad(x)[1]
@@ -29,7 +29,7 @@ class PlainOracle(NestedOracle, SmoothOracle):
 
 
 class PlainNested(Nested):
-    """`fs.Nested` beside the loss that methods for averages minimise; all are measured by the nested objective."""
+    """`fs.Nested` with a loss that methods for averages minimise; the nested objective measures all methods."""
 
     loss: Loss | None = None  # of the parameters and one example
 
@@ -72,7 +72,7 @@ class Robust(PlainNested):
 class MetaLearning(PlainNested):
     """Σ p_i f_i(adapted x): adaptation on "train", the loss on "query".
 
-    New tasks are splits too: they stand at the places of the clients in "new", with their queries in "new_query".
+    New tasks are splits too: "new" has one new task in place of each client, "new_query" their queries.
     """
 
     @classmethod
@@ -98,8 +98,8 @@ class MetaLearning(PlainNested):
 class AdaptHead(Adapt):
     """One gradient step on the last layer; the other parameters pass unchanged.
 
-    fresh: it starts from zero, whatever the parameters have there: where tasks number their labels as they like, no
-    other start is better.
+    fresh: it starts from zero and ignores the parameters there. If tasks number their labels arbitrarily, no other
+    start is better.
     """
 
     fresh: bool = False

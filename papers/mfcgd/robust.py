@@ -1,14 +1,14 @@
 """Robust federated learning: one client with many images of all digits, nine with a few of two digits each.
 
-The mean over clients of exp(f_i / λ) is dominated by bad clients (huang2021). The numbers are those that a later paper
-of MFCGD's author is said to use: λ = 0.5, ten clients, one with 5,000 images and nine with 20, 500 iterations with an
-average after every five, batches of 20. Which images the small clients hold is our choice: client i has the digits
-i − 1 and i, ten of each, so that clients differ and the worst of them means something. Every client's test images are
-drawn from the digits that it has. FedAvg minimises the plain mean of the f_i and is measured by the robust objective.
+Clients with large losses dominate the mean over clients of exp(f_i / λ) (huang2021). The numbers are reportedly those
+of a later paper of MFCGD's author: λ = 0.5, ten clients, one with 5,000 images and nine with 20, 500 iterations with an
+average after every five, batches of 20. The images of the small clients are our choice: client i has the digits i − 1
+and i, ten of each, so that clients differ. Every client's test images are drawn from the digits that it has. FedAvg
+minimises the plain mean of the f_i and is measured by the robust objective.
 
-Without a guard exp is no objective for constant steps: at the start it weighs a client's gradient by 200, at the end by
-2, and steps of 3e-4 end in infinity on digits, ComFedL's and MFCGD's alike. Here it continues as its tangent where a
-loss is above 1, which bounds the slope, as the analysis of MFCGD assumes, and changes nothing below.
+Without a guard, constant steps do not work with exp: at the start it weighs a client's gradient by 200, at the end by
+2, and steps of 3e-4 diverge on digits, for ComFedL and MFCGD alike. Here it continues as its tangent where a loss is
+above 1. This bounds the slope, as the analysis of MFCGD assumes, and changes nothing below.
 
 The hyper-parameters are those that `fedstrata reproduce mfcgd --figure 1` chooses on digits. On MNIST exact evaluation
 costs more than training: give `--evaluate-every 10`.
@@ -49,7 +49,7 @@ def build(
         small: images of a small client; the large one has 5,000 (digits: 500).
         temperature: λ.
         cap: the loss above which exp continues as its tangent.
-        seed: the seed of all that is random about the data.
+        seed: of everything random in the data.
     """
     from fedstrata.base.errors import unknown
     from fedstrata.data import load

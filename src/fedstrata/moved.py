@@ -1,4 +1,4 @@
-"""Old names and modules, which still work for one release and warn with the new place. One table, no shim files."""
+"""Old names and modules. They work for one release, with a warning that has the new name."""
 
 import importlib
 import importlib.abc
@@ -46,7 +46,7 @@ MODULES = {
     "fedstrata.vector": "fedstrata.core.vector",
 }
 
-# Names that did not go where the rest of their module went: (old module, name) -> new module.
+# Names that moved elsewhere than the rest of their module: (old module, name) -> new module.
 ELSEWHERE = dict.fromkeys(
     [
         ("fedstrata.algorithm", name)
@@ -57,15 +57,17 @@ ELSEWHERE = dict.fromkeys(
 
 
 def by_old_name(name: str) -> Any:
-    """What an old name of `fs` stands for, with a warning that tells the new one."""
+    """The object with an old name of `fs`, with a warning that has the new one."""
     home, inside = NAMES[name]
     new = f"fs.{inside}"
-    warnings.warn(f"fs.{name} is now {new}; the old name goes with the next release", DeprecationWarning, stacklevel=3)
+    warnings.warn(
+        f"fs.{name} is now {new}; the old name will be removed in the next release", DeprecationWarning, stacklevel=3
+    )
     return getattr(importlib.import_module(home), inside, None) or importlib.import_module(f"{home}.{inside}")
 
 
 class _Alias(ModuleType):
-    """A module at its old place: what is read from it comes from the new one, with a warning."""
+    """A module at its old place. Its attributes come from the new module, with a warning."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -73,7 +75,7 @@ class _Alias(ModuleType):
         new = ELSEWHERE.get((self.__name__, name), MODULES[self.__name__])
         found = getattr(importlib.import_module(new), name)
         warnings.warn(
-            f"{self.__name__}.{name} is now {new}.{name}; the old place goes with the next release",
+            f"{self.__name__}.{name} is now {new}.{name}; the old place will be removed in the next release",
             DeprecationWarning,
             stacklevel=2,
         )
@@ -91,10 +93,10 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return _Alias(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
-        importlib.import_module(MODULES[module.__name__])  # a place that is no more fails where it is imported
+        importlib.import_module(MODULES[module.__name__])  # a module that no longer exists fails at its import
 
 
 def install() -> None:
-    """Let old modules be imported. Real modules come first: this looks only where nothing is found."""
+    """Let old modules be imported. Real modules take precedence: this finder is the last."""
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.append(_Finder())

@@ -1,4 +1,4 @@
-"""The public names beside the algorithms, grouped by purpose. `fs.*`, `fedstrata list` and the stubs are made of this.
+"""The public names other than algorithms, by purpose. `fs.*`, `fedstrata list` and the stubs are generated from it.
 
 Algorithms are not listed: they are found by subclass (`fedstrata.algorithms.known`).
 """

@@ -24,7 +24,7 @@ def at(table, r, s, m):
 
 
 def end(task, algorithm, rounds, **options):
-    """x after so many rounds of full batches."""
+    """x after `rounds` rounds of full batches."""
     options = {"batch_size": "all", "params": jnp.zeros(2), "progress": False, **options}
     result = fs.run(
         task.problem, algorithm, task.federation, rounds=rounds, evaluate_every=rounds, stationarity=False, **options
@@ -56,7 +56,7 @@ def test_fedbioacc_is_its_listing(cls):
     found = ends(NOISY, method, TABLE)
     assert np.allclose(found, expected, atol=1e-9, rtol=0)
     other = plain.fedbioacc(NOISY, X0, TABLE, ETA, GAMMA, at, **{**constants, "anchored": cls is FedBiOAcc})
-    assert not np.allclose(found, other, atol=1e-5, rtol=0)  # the two forms can be told apart
+    assert not np.allclose(found, other, atol=1e-5, rtol=0)  # the two forms differ
 
 
 @pytest.mark.parametrize("momentum", [None, 0.3])

@@ -212,7 +212,7 @@ def test_with_a_large_weight_step_the_last_iterate_circles_and_the_mean_does_not
 
 
 def test_uniform_weights_are_those_of_data_in_which_every_client_counts_the_same():
-    """Each client's rows repeated to a common number: by size, that is what uniform weights say of the plain data."""
+    """Each client's rows repeated to a common number: weights by size then equal uniform weights on the plain data."""
     common = int(np.lcm.reduce(SIZES))
     wide = [
         {name: np.repeat(c, common // n, axis=0) for name, c in s.items()} for s, n in zip(SHARDS, SIZES, strict=True)
@@ -237,7 +237,7 @@ def test_group_shares_travel_once_and_are_said_to():
 
 
 def test_group_shares_are_those_of_all_clients_whoever_comes_first():
-    """ρ = n_a/n, also of a group that nobody in the first cohort has, which is not ignored then."""
+    """ρ = n_a/n, also of a group that no client of the first cohort has; it is not ignored."""
     lacking = [take(s, s["group"] < 2) for s in SHARDS[:2]]
     federation = fs.Federation.from_clients([*lacking, SHARDS[2]])
     given = {"cohort": fs.participation.Given([[0, 1], [1, 2]]), "weights": "size", "rounds": 20}

@@ -26,7 +26,7 @@ SHARPNESS = 10.0
 
 
 def clients(count=3, seed=0):
-    """Labels of two groups whose first feature differs, and of clients that disagree on how to use the features."""
+    """Labels of two groups whose first feature differs, and of clients that differ in how the features matter."""
     rng = np.random.default_rng(seed)
     w, shards = rng.normal(size=4), []
     for i in range(count):
@@ -197,7 +197,7 @@ def test_stage_one_comes_close_to_the_lowest_worst_loss_within_the_limit():
 
 
 def test_a_long_step_loses_the_limit_in_stage_two():
-    """Growth is forbidden to first order only, and what was lost is not asked back."""
+    """Growth is forbidden to first order only, and a loss is never recovered."""
     near = lambda key: START + 1e-9 * jax.random.normal(key, (5,))  # where long steps end depends on every bit
 
     def ends(step, stage_one):

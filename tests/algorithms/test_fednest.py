@@ -420,7 +420,7 @@ FORMS = (CompositionalFedNest, LevelwiseFedNest)
 
 
 def composition(task: Chain, rounds, table, levelwise, b=B, steps=TAU, inner=T, prox=lambda x: x):
-    """As printed: every client takes its own τ corrected steps in y, and τ steps along h in x."""
+    """As published: every client takes its own τ corrected steps in y, and τ steps along h in x."""
     x, y, N = POINT, np.empty(0), range(task.workers)
     for round in range(rounds):
         rows = lambda k, n, round=round: table[f"level{k}"][round, 0, n]
@@ -498,7 +498,7 @@ def test_with_the_whole_mean_it_is_gradient_descent(kind, change):
 
 @pytest.mark.parametrize("kind", FORMS)
 def test_where_a_composition_ends(kind):
-    """The repaired form at a stationary point, the printed one at a point of its own, though y settles for any b."""
+    """The corrected form ends at a stationary point, the published one at another point, though y settles for any b."""
     rng, d = np.random.default_rng(0), 3
     A, offset = np.eye(d) + 0.4 * rng.normal(size=(4, d, d)), rng.normal(size=(4, d))
     half = rng.normal(size=(4, d, d))

@@ -34,7 +34,7 @@ name = lambda algorithm: type(algorithm).__name__
 
 
 def run(algorithm, task, table):
-    """ROUNDS rounds; with two levels with a regulariser. Programs are shared by all tests that ask for the same."""
+    """ROUNDS rounds; with two levels with a regulariser. Tests with the same arguments share programs."""
     what = listings.problem(task.levels, WEIGHT if task.levels == 2 else 0.0)
     options = {"params": START, "rounds": ROUNDS, "evaluate_every": ROUNDS, "stationarity": False}
     return fs.run(what, algorithm, task.federation, batch_size=fs.Replay(table), **options)
@@ -95,7 +95,7 @@ def test_it_follows_its_rule(which, levels):
 
 
 def test_the_rules_differ():
-    """Else the tests above could not tell them apart."""
+    """Otherwise the tests above could not distinguish them."""
     task = chain(2)
     ends = [listing(walk(task, sampled(task)))[0] for _, listing, _ in RULES.values()]
     ends.append(listings.local_scgdm(walk(task, sampled(task)), 0.4, 0.3)[0])

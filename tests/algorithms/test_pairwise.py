@@ -156,7 +156,7 @@ def test_u_that_begins_as_one_makes_the_first_direction_wrong():
 
 
 def test_u_that_begins_as_zero_with_a_logarithm_stops_the_run():
-    """f'(0) = λ/0 as printed: the run ends in round 1, and says which field it was."""
+    """f'(0) = λ/0 as published: the run ends in round 1, and its note names the field."""
     problem = LOSSES["kl"].problem()
     with pytest.warns(DivergenceWarning, match="round 1.*'u'"):
         result = run(TASK, problem, fs.FedX2(0.01, u_start=0), 3, batch_size=1)
@@ -208,7 +208,7 @@ def test_fedx2_without_f_and_momentum_is_fedx1(shuffled):
 
 
 def test_pools_keep_scores_and_u_together():
-    """Sub-sampled pools, with steps too short to move: a row's u is what its example's table says, by its score."""
+    """Sub-sampled pools, with steps too short to move: a row's u is that of its example, found by its score."""
     problem = kl_opauc(5.0).problem()
     result = run(NOISY, problem, fs.FedX2(ETA, 2, 1e-12, pool_size=3, draws="replacement"), 2, batch_size=2)
     scores = NOISY.federation["positives"].examples["x"] @ W

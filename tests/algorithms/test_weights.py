@@ -14,7 +14,7 @@ START = np.array([0.5, -1.0, 2.0])
 
 
 def uneven_least_squares():
-    """Clients of very different sizes that disagree; each repeats its rows, so its own loss does not depend on them."""
+    """Heterogeneous clients of very different sizes; each repeats its rows, so its loss does not depend on its size."""
     task = least_squares(clients=len(SIZES), dimension=3, sizes=(4, 4), seed=7)
     rows = [
         {name: a[task.federation["train"].owners == i] for name, a in task.federation["train"].examples.items()}
@@ -197,7 +197,7 @@ def test_a_problem_with_several_splits_must_say_which_one_is_counted():
         fs.run(problem, method, federation, rounds=1, params=np.zeros(2), weights="size")
 
 
-# A pooled split belongs to nobody.
+# A pooled split belongs to no client.
 
 
 def test_a_pooled_split_is_no_training_split():

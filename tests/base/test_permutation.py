@@ -1,4 +1,4 @@
-"""Permutations that are looked up: bijections for every n, and uniform as far as tens of thousands of keys can tell."""
+"""Permutations by look-up: bijections for every n, and uniform as far as tens of thousands of keys can show."""
 
 import math
 
@@ -53,14 +53,14 @@ def test_injective_and_in_range_for_the_largest_n(n):
     np.testing.assert_allclose(share, [0.25, 0.5, 0.75], atol=6 * 0.5 / math.sqrt(len(out)))
 
 
-def test_a_look_up_does_not_depend_on_what_else_is_asked():
+def test_a_look_up_does_not_depend_on_other_indices():
     words = words_of([7])[0]
     every = permute(words, jnp.arange(50, dtype=jnp.int32), 50)
     some = permute(words, jnp.array([13, 2, 44], jnp.int32), 50)
     np.testing.assert_array_equal(some, every[jnp.array([13, 2, 44])])
 
 
-def test_each_index_may_have_a_key_of_its_own():
+def test_each_index_may_have_a_different_key():
     words = words_of(np.arange(4))
     out = permute(words, jnp.full(4, 9, jnp.int32), 20)
     alone = jax.vmap(lambda w: permute(w, jnp.array([9], jnp.int32), 20)[0])(words)

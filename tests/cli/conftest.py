@@ -1,4 +1,4 @@
-"""Commands in this process: with a cache of their own, and nothing found outside the test's folder."""
+"""Commands in this process: with a separate cache, and without files outside the test's folder."""
 
 import json
 
@@ -25,7 +25,7 @@ def command(tmp_path, monkeypatch, capsys):
     before = jax.config.jax_compilation_cache_dir
     compilation_cache.reset_cache()
     yield call
-    jax.config.update("jax_compilation_cache_dir", before)  # a command keeps compiled programs in a folder of its own
+    jax.config.update("jax_compilation_cache_dir", before)  # a command stores compiled programs in another folder
     compilation_cache.reset_cache()
 
 

@@ -14,7 +14,7 @@ def some_history(level: float) -> History:
     return History({"seed": [0, 1]}, {"round": rounds, "objective": values, "test/accuracy": 1 - values / 9, **grows})
 
 
-def test_data_list_knows_every_set(answer, command):
+def test_data_list_has_every_set(answer, command):
     found = answer("data", "list")
     built_in = {entry["name"] for entry in found["sets"] if entry["built_in"]}
     assert {"digits", "breast_cancer", "iris"} <= built_in
@@ -22,7 +22,7 @@ def test_data_list_knows_every_set(answer, command):
     assert "licence" in command("data", "list")[1]
 
 
-def test_data_check_tells_good_from_bad(answer, command, tmp_path, monkeypatch):
+def test_data_check_separates_good_from_bad(answer, command, tmp_path, monkeypatch):
     (tmp_path / "adult").mkdir()
     (tmp_path / "adult" / "adult.names").write_bytes(b"not the real file")
     monkeypatch.setenv("FEDSTRATA_DATA", str(tmp_path))
@@ -71,7 +71,7 @@ def test_what_is_put_by_hand_cannot_be_fetched(name, mistake, answer, command, t
     assert answer("data", "fetch", name)["files"] == [found]
 
 
-def test_an_experiment_without_its_files_says_what_to_do(mistake, monkeypatch):
+def test_an_experiment_without_its_files_names_the_remedy(mistake, monkeypatch):
     def offline(*_, **__):
         raise OSError("no network")
 
@@ -89,7 +89,7 @@ def test_plot_draws_files_and_folders(answer, tmp_path):
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_files_of_one_name_are_told_apart_by_folder(answer, tmp_path):
+def test_files_of_one_name_are_distinguished_by_folder(answer, tmp_path):
     for folder in ("one", "two"):
         some_history(1.0).to_jsonl(tmp_path / folder / "FedAvg.jsonl")
     assert answer("plot", "one", "two", "--out", "p.svg")["lines"] == ["one/FedAvg", "two/FedAvg"]

@@ -35,13 +35,13 @@ def test_list_for_people_shows_one_kind(command):
     assert "FedProx" not in out
 
 
-def test_list_says_which_files_are_missing(answer):
+def test_list_shows_which_files_are_missing(answer):
     state = {entry["name"]: entry["state"] for entry in answer("list", "data")["data"]}
     assert state["digits"] == "built in"
     assert state["mnist"] == "not here"
 
 
-def test_list_says_which_files_are_to_be_put_by_hand(answer, tmp_path, monkeypatch):
+def test_list_shows_which_files_users_must_provide(answer, tmp_path, monkeypatch):
     state = lambda: {entry["name"]: entry["state"] for entry in answer("list", "data")["data"]}
     by_hand = ("cifar100", "chexpert", "chestmnist")
     assert {name: state()[name] for name in by_hand} == dict.fromkeys(by_hand, "to be put by hand")
@@ -236,7 +236,7 @@ def test_latex_is_readable(latex, plain):
     assert readable(latex) == plain
 
 
-def test_formulas_stand_on_lines_of_their_own():
+def test_formulas_are_on_separate_lines():
     assert formulas(r"A. $$ a \gets b, \quad c \gets d $$ B. $$ e $$") == ["a ← b", "c ← d", "e"]
 
 

@@ -107,7 +107,7 @@ def test_a_bug_is_not_called_the_users_mistake(capsys, monkeypatch):
     assert "FEDSTRATA_DEBUG" in err
 
 
-def test_an_interruption_says_how_to_go_on(capsys, monkeypatch):
+def test_an_interruption_reports_how_to_resume(capsys, monkeypatch):
     from fedstrata import experiments
 
     def interrupted(name):

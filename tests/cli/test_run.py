@@ -89,7 +89,7 @@ def test_every_algorithm_runs_by_name(name, answer, command, monkeypatch):
     assert found["settings"]["methods"][name][value] == 0.01
 
 
-def test_methods_that_cannot_solve_a_variant_are_left_out_unless_asked_for(command, monkeypatch):
+def test_methods_that_cannot_solve_a_variant_are_left_out_unless_given(command, monkeypatch):
     def folded() -> Setup:
         problem, federation = lasso.build(rows=5)
         return Setup(fs.Regularized(problem.loss, fs.prox.MCP(0.1, theta=30.0)), federation)

@@ -98,7 +98,7 @@ def test_a_state_must_be_a_named_tuple(state):
 
 
 def test_an_algorithm_is_refused_where_its_class_is_defined():
-    with pytest.raises(TypeError, match=r"field 'v' of .*State has no placement; say where it lives"):
+    with pytest.raises(TypeError, match=r"field 'v' of .*State has no placement; give it one"):
 
         class Forgetful(Algorithm):
             local_steps: int = 1

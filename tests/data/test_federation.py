@@ -108,7 +108,7 @@ def test_it_is_a_pytree_that_jit_accepts():
     same(moved["train"].shard(2), fed["train"].shard(2))
 
 
-def test_fingerprint_tells_values_types_owners_and_splits_apart():
+def test_fingerprint_depends_on_values_types_owners_and_splits():
     x = np.zeros((4, 2), np.float32)
     y = x.copy()
     y[3, 1] = 1e-30

@@ -10,7 +10,7 @@ alphas = st.sampled_from([1e-3, 0.1, 1.0, 100.0])
 
 
 def covers(ids, rows, clients):
-    """Each row once (an id per row, within range) and nobody without a row."""
+    """Each row once (an id per row, within range) and no client without a row."""
     return ids.shape == (rows,) and ids.dtype == np.int64 and np.array_equal(np.unique(ids), np.arange(clients))
 
 

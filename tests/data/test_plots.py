@@ -25,7 +25,7 @@ def test_label_counts_match_a_loop():
     np.testing.assert_array_equal(label_counts(some), expected)
 
 
-def test_summary_says_rows_shares_and_pooled_splits():
+def test_summary_shows_rows_shares_and_pooled_splits():
     text = printed(fed().summary())
     assert "2 clients, 6 training rows" in text
     assert "0: 67 %, 2: 33 %" in text

@@ -1,4 +1,4 @@
-"""Samplers: what they draw is in the shard, as often as theory says, and what counts is what the mask says."""
+"""Samplers: draws are in the shard and as frequent as theory states, and exactly the examples of the mask count."""
 
 import equinox as eqx
 import jax
@@ -64,7 +64,7 @@ def test_with_replacement_is_uniform_and_independent():
 
 @pytest.mark.parametrize("count", [3, 7, 10])
 def test_an_epoch_has_every_example_once_and_is_then_reshuffled(count):
-    """The epoch goes on over rounds: steps × batch need not divide the count."""
+    """The epoch continues over rounds: steps × batch need not divide the count."""
     index, mask = over_steps(Epochs(3), count, 10, rounds=10, steps=4)
     epochs = index.ravel()[: index.size // count * count].reshape(-1, count)
     assert mask is None
@@ -73,7 +73,7 @@ def test_an_epoch_has_every_example_once_and_is_then_reshuffled(count):
 
 
 @pytest.mark.parametrize("local_step", [BEGIN, END])
-def test_begin_and_end_of_a_round_have_epochs_of_their_own(local_step):
+def test_begin_and_end_of_a_round_have_separate_epochs(local_step):
     """One batch a round, every example once before any comes twice, and none of the batches that the steps draw."""
     count, rounds, steps = 12, 40, 4
     draw = jax.jit(lambda r, s: Epochs(3).draw(at(r, s, steps), jnp.int32(count), count)[0])
@@ -89,7 +89,7 @@ def test_begin_and_end_of_a_round_have_epochs_of_their_own(local_step):
 
 
 @pytest.mark.parametrize("local_step", [BEGIN, END])
-def test_begin_and_end_of_whole_rounds_have_a_shuffling_of_their_own(local_step):
+def test_begin_and_end_of_whole_rounds_have_separate_shuffles(local_step):
     rule, count = Epochs(4, per_round=2), jnp.int32(3)
     draws = jax.jit(lambda local_step: jax.vmap(lambda r: rule.draw(at(r, local_step), count, 5))(jnp.arange(200)))
     index, mask = (np.asarray(part) for part in draws(jnp.int32(local_step)))
@@ -222,7 +222,7 @@ def test_a_sampler_made_directly_is_checked_too(make):
 
 @pytest.mark.parametrize("counts", [[6, 6], [6, 4, 6]])
 def test_replay_refuses_clients_and_positions_that_do_not_exist(counts):
-    """Out of range, look-ups are clamped: the test that Replay drives would look at other examples than it says."""
+    """Out of range, look-ups are clamped: a test that uses Replay would read other examples than it names."""
     table = np.full((1, 1, 3, 2), 5)
     with pytest.raises(ValueError, match="Replay"):
         Replay({"batch": table}).check(np.array(counts), str)

@@ -1,4 +1,4 @@
-"""Every set against what its publishers say about it: rows, columns, class counts, missing values."""
+"""Every set against its publishers' description: rows, columns, class counts, missing values."""
 
 import io
 
@@ -147,7 +147,7 @@ def test_cifar10_files_are_whole(need):
 CIFAR = [*(f"{name}.npy.xz" for name in (*(f"data_batch_{k}" for k in range(1, 6)), "test_batch")), "labels.npz"]
 
 
-def test_cifar10_has_all_train_batches_unless_fewer_are_asked_for(monkeypatch):
+def test_cifar10_has_all_train_batches_by_default(monkeypatch):
     """Small files in place of the real ones: batch k has three pictures, all of whose numbers are k."""
 
     def read(source, name):

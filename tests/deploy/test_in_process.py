@@ -128,7 +128,7 @@ WRONG = {
     "not finite": spoilt(lambda a: np.full_like(a, np.nan)),
     "expected": spoilt(lambda a: a.astype(np.float32)),
     "message": spoilt(lambda a: a[None]),
-    "the reply is about": lambda call, reply: (
+    "the reply is for": lambda call, reply: (
         reply._replace(stage=Stage(0, 0)) if (call.site, call.stage.round) == ("client 2", 1) else reply
     ),
     "missing": lambda call, reply: (

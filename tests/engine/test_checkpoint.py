@@ -88,7 +88,7 @@ def test_a_folder_without_permission_is_refused(tmp_path):
     tmp_path.chmod(0o700)
 
 
-def test_room_for_all_checkpoints_is_asked_for_first(tmp_path, monkeypatch):
+def test_room_for_all_checkpoints_is_checked_first(tmp_path, monkeypatch):
     """The newest, the one before, and the one being written: three times the size."""
     store = Checkpoints(tmp_path / "run")
     usage = lambda free: lambda _: shutil._ntuple_diskusage(10**9, 0, free)

@@ -23,7 +23,7 @@ pytestmark = [
 
 
 def arrays_of(round: int, size: int = 2000) -> dict[str, np.ndarray]:
-    """Numbers that do not compress away and that say which round they are from."""
+    """Numbers that do not compress, and from which the round can be read."""
     return {"a": round + np.random.default_rng(round).random(size), "round": np.array(round)}
 
 
@@ -35,7 +35,7 @@ def filled(folder, rounds=(1, 2, 3)) -> Checkpoints:
 
 
 def damage(folder: Path, how: str) -> None:
-    """The largest file holds the numbers, the manifest says where they are."""
+    """The largest file has the numbers, the manifest their positions."""
     files = [p for p in folder.rglob("*") if p.is_file()]
     victim = max(files, key=lambda p: p.stat().st_size) if how != "manifest" else folder / "manifest.ocdbt"
     data = victim.read_bytes()
@@ -49,7 +49,7 @@ def damage(folder: Path, how: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["flip", "truncate", "remove", "manifest"])
-def test_a_damaged_newest_falls_back_and_says_so(tmp_path, caplog, how):
+def test_a_damaged_newest_falls_back_with_a_warning(tmp_path, caplog, how):
     store = filled(tmp_path)
     damage(tmp_path / "round-000000003", how)
     with caplog.at_level(logging.WARNING, "fedstrata"):
@@ -61,7 +61,7 @@ def test_a_damaged_newest_falls_back_and_says_so(tmp_path, caplog, how):
     assert "resuming from round 2 instead of round 3" in messages
 
 
-def test_all_damaged_is_an_error_that_says_what_to_do(tmp_path):
+def test_all_damaged_is_an_error_with_a_remedy(tmp_path):
     store = filled(tmp_path)
     for folder in tmp_path.glob("round-*"):
         damage(folder, "flip")
@@ -139,7 +139,7 @@ def test_a_write_that_fails_keeps_the_checkpoint_before_and_can_be_tried_again(t
         (AssertionError(), "AssertionError; no earlier checkpoint exists"),
     ],
 )
-def test_the_reason_of_a_failed_write_is_told(tmp_path, monkeypatch, error, words):
+def test_the_reason_of_a_failed_write_is_reported(tmp_path, monkeypatch, error, words):
     import orbax.checkpoint as ocp
 
     def fail(*_, **__):
@@ -188,7 +188,7 @@ def test_an_interrupt_while_writing_leaves_whole_checkpoints_only(tmp_path, monk
     np.testing.assert_array_equal(store.load().arrays["a"], arrays_of(newest)["a"])
 
 
-def test_another_handler_of_interrupts_is_asked_after_the_write(tmp_path, monkeypatch):
+def test_another_handler_of_interrupts_runs_after_the_write(tmp_path, monkeypatch):
     import orbax.checkpoint as ocp
 
     store, write, heard = Checkpoints(tmp_path), ocp.PyTreeCheckpointer.save, []

@@ -81,7 +81,7 @@ def test_a_split_whose_rows_cannot_be_numbered_is_refused_before_it_is_read():
 
 
 @pytest.mark.parametrize("first", [0, 3 * 10**6, 3 * (2**29 // 3)])
-def test_epochs_go_on_beyond_32_bits(first):
+def test_epochs_continue_beyond_32_bits(first):
     """Batches of 1,000 from 1,500 examples: three steps are two epochs, wherever they begin."""
     key = jax.random.key(0)
     draw = jax.jit(lambda s: Epochs(1000).draw(Draw(key, key, Clock.at(s, 1, 0), 0, "batch", 0), jnp.int32(1500), 2000))

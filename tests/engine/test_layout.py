@@ -28,7 +28,7 @@ CLIENTS, CAPACITY, ROWS, SLOTS = 5, 4, 16, 3
 
 
 def split_of(counts) -> FlatSplit:
-    """Ragged clients one after the other; rows beyond the last client belong to nobody."""
+    """Ragged clients one after the other; rows beyond the last client belong to no client."""
     counts = np.asarray(counts)
     start = np.concatenate([[0], np.cumsum(counts)[:-1]])
     return FlatSplit(

@@ -75,7 +75,7 @@ def test_a_client_that_missed_rounds_gets_the_whole_history():
     [fs.FedAvg(0.1), fs.SCAFFOLD(0.1), fs.FedAdam(0.1), TwoPhase(0.1), Scores(history=2), Rows(0.1)],
     ids=repr,
 )
-def test_messages_weigh_what_the_ledger_says(algorithm):
+def test_messages_have_the_bytes_of_the_ledger(algorithm):
     state, cohort = start_values(algorithm, None, Vector(jnp.zeros(3))), 1
     book = ledger(algorithm, None, state, cohort)
     found = exchanges(algorithm, None)

@@ -60,7 +60,7 @@ class Killed(Exception):
 
 
 @pytest.mark.parametrize(("name", "before", "after"), [("FedX2", 4, 3), ("SCAFFOLD", None, 4), ("SCAFFOLD", 4, None)])
-def test_a_run_goes_on_with_another_number_of_devices(name, before, after, tmp_path):
+def test_a_run_resumes_with_another_number_of_devices(name, before, after, tmp_path):
     def kill(round, row):
         if round == 4:
             raise Killed
@@ -134,7 +134,7 @@ ORDERS = {
 
 
 @pytest.mark.parametrize("name", ORDERS)
-def test_rows_in_blocks_say_what_rows_in_order_say(name):
+def test_rows_in_blocks_give_the_same_values_as_rows_in_order(name):
     plain, lying = spread_rows(*ORDERS[name])
     square = lambda example: jnp.sum(example["x"] ** 2)
     values = jnp.asarray([0.5, 1.5, 2.5])

@@ -161,7 +161,7 @@ def test_weights_must_allow_the_cohort_and_fit_the_federation():
         ([], "zero clients"),
         ([[0], []], "round 1 of the schedule has zero clients"),
         ([[0], [-1, -1]], "round 1 of the schedule has zero clients"),
-        ([[0, 1], [2, 2]], "a client stands twice"),
+        ([[0, 1], [2, 2]], "a client occurs twice"),
         ([[0, 4]], "names client 4, but ids run from 0 to 3"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Exchanges of parts of a field, phases that count as a given local step, and what a problem may tell a run."""
+"""Exchanges of parts of a field, phases that count as a given local step, and advice of a problem."""
 
 from typing import Any, NamedTuple
 
@@ -130,7 +130,7 @@ def test_impossible_parts_are_refused(sends, match):
 
 
 class Told(fs.Average):
-    """A problem that learns its size, and that knows why it may fail."""
+    """A problem that `bind` gives a size, with advice for a diverged run."""
 
     size: int = 0
 
@@ -160,7 +160,7 @@ def test_a_problem_is_bound_before_the_algorithm_sees_it():
     assert problem.size == 0
 
 
-def test_a_run_that_leaves_the_finite_numbers_says_what_the_problem_advises():
+def test_a_diverged_run_reports_the_advice_of_the_problem():
     problem = Told(lambda w, e: jnp.sum(jnp.sqrt(w)) * e["y"] ** 2)
     options = {"params": np.full(1, 0.1), "batch_size": "all", "stationarity": False}
     with pytest.warns(fs.DivergenceWarning, match=f"take a smaller step than 1/{N}$"):

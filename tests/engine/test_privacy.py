@@ -98,7 +98,7 @@ def test_nothing_released_costs_nothing_and_no_noise_hides_nothing():
     assert "after 3 exchanges" in str(Spent(1.0, 1e-5, 3))
 
 
-def test_epsilon_says_what_to_install(monkeypatch):
+def test_epsilon_names_the_package_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
     with pytest.raises(ImportError, match=r"pip install 'fedstrata\[privacy\]'"):
         epsilon(1.0, 1, 1e-5)
@@ -155,6 +155,6 @@ def test_exchanges_with_a_mean_are_counted(name, counts):
     assert mechanisms(algorithm, exchanges(algorithm, task_of(algorithm).problem)) == counts
 
 
-def test_a_checkpoint_knows_the_privacy_of_its_run():
+def test_a_checkpoint_stores_the_privacy_of_its_run():
     assert describe(Privacy(1.0, 2.0)) == describe(Privacy(1.0, 2.0))
     assert describe(Privacy(1.0, 2.0)) != describe(Privacy(1.0, 3.0))

@@ -9,7 +9,7 @@ from fedstrata.engine import client
 
 
 class Limit(int):
-    """A number that knows whether a program was made with it: programs are not known by it, and could be old ones."""
+    """A number that records whether a program was traced with it: cached programs could be old ones."""
 
     asked = False
 
@@ -31,7 +31,7 @@ def test_looking_up_a_round_at_once_changes_nothing(task, method, sampling, monk
         limit = Limit(at_once)
         monkeypatch.setattr(client, "AT_ONCE", limit)
         options = {"rounds": 4, "params": np.ones(3), "batch_size": 2, "sampling": sampling, "cohort": 3}
-        options |= {"explosion": explosion, "stationarity": False}  # a value of its own asks for a program of its own
+        options |= {"explosion": explosion, "stationarity": False}  # a different value needs a different program
         result = fs.run(task.problem, method, task.federation, progress=False, **options)
         assert limit.asked
         return result

@@ -130,7 +130,7 @@ def test_parameters_of_a_plain_function_are_saved_and_loaded(loss, tmp_path):
     model, values = lambda w, x: w["a"] @ x, X[0] @ result.solution()["a"]
     given = fs.load_model(tmp_path / "model.npz", model=model)
     np.testing.assert_allclose(given.scores(X[0]), values, rtol=1e-12)
-    if isinstance(loss, fs.losses.Regression):  # which says what the outputs are
+    if isinstance(loss, fs.losses.Regression):  # which declares the kind of its outputs
         np.testing.assert_allclose(given.predict(X[0]), values, rtol=1e-12)
         return
     with pytest.raises(ValueError, match=r"does not say what its outputs mean; use scores\(x\), or load_model"):
@@ -141,7 +141,7 @@ def test_parameters_of_a_plain_function_are_saved_and_loaded(loss, tmp_path):
 
 USER = """
 import sys
-sys.modules["fedstrata"] = None  # whoever imports it fails
+sys.modules["fedstrata"] = None  # importing it fails
 import jax, numpy as np
 from pathlib import Path
 jax.config.update("jax_enable_x64", True)

@@ -114,7 +114,7 @@ def installed(tmp_path_factory):
     return call
 
 
-def test_without_papers_the_command_tells_where_they_are(installed):
+def test_without_papers_the_command_names_the_folders(installed):
     done = installed("reproduce")
     assert done.returncode == 0, done.stderr
     assert "no papers were found" in done.stdout

@@ -1,4 +1,4 @@
-"""Regularised experiments: their optima are optima, and the curves measured from them show what theory says."""
+"""Regularised experiments: their optima are optima, and the gaps to them agree with theory."""
 
 import math
 
@@ -87,7 +87,7 @@ def test_fast_fedda_is_given_its_true_strong_convexity(disagreeing):
 
 @pytest.mark.parametrize("momentum", [True, False])
 def test_fista_solves_what_has_a_closed_form(momentum):
-    """½(w − c)ᵀD(w − c) + |w|₁ with D diagonal: every entry is a soft threshold of its own."""
+    """½(w − c)ᵀD(w − c) + |w|₁ with D diagonal: every entry is a separate soft threshold."""
     curvature, centre = np.array([1.0, 0.1, 0.01]), np.array([3.0, -5.0, 300.0])
     slope = lambda w: curvature * (w - centre)
     found = fista(slope, soft, np.zeros(3), 1.0, tolerance=1e-12, momentum=momentum)
@@ -214,7 +214,7 @@ def test_fednmap_closes_the_gap_on_a_small_set(few_patients, tmp_path, monkeypat
     assert abs(result.history.last("gap")[0]) < 1e-10
 
 
-def test_sparse_logistic_refuses_what_it_does_not_know(few_patients):
+def test_sparse_logistic_refuses_unknown_options(few_patients):
     with pytest.raises(ValueError, match="Known: l1, mcp"):
         sparse_logistic.problem_on(few_patients, "l2", WEIGHT, THETA, {})
     with pytest.raises(ValueError, match="theta"):

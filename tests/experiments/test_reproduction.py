@@ -62,7 +62,7 @@ def test_claims_and_files_are_written_down(tmp_path):
         paper.reproduce(out=tmp_path, figure=8)
 
 
-def test_every_figure_has_a_function_that_says_what_it_shows():
+def test_every_figure_has_a_function_with_a_docstring():
     for paper in reproductions().values():
         assert all(figure.__doc__ for figure in paper.figures.values())
         assert dataclasses.is_dataclass(paper)
@@ -74,7 +74,7 @@ def test_a_panel_of_a_diverged_run_still_draws(tmp_path):
     assert path.stat().st_size > 5_000
 
 
-def test_an_interval_covers_the_mean_as_often_as_it_says():
+def test_an_interval_covers_the_mean_at_its_level():
     rng = np.random.default_rng(0)
     inside = [low <= 3.0 <= high for _, low, high in (interval(rng.normal(3.0, 2.0, 6)) for _ in range(2000))]
     assert abs(np.mean(inside) - 0.95) < 4 * np.sqrt(0.05 * 0.95 / 2000)

@@ -10,7 +10,7 @@ from fedstrata.models.convolution import better_grouped, convolve, grouped, patc
 
 @pytest.mark.parametrize(("kernel", "stride", "padding"), [(3, 1, 1), (3, 2, 1), (5, 1, 0), (1, 2, 0), (3, 1, 0)])
 def test_grouped_and_patched_agree_with_the_definition(kernel, stride, padding):
-    """Values, and both gradients, with weights of their own for each of three clients."""
+    """Values, and both gradients, with different weights for each of three clients."""
     rng = np.random.default_rng(0)
     images, weights = rng.normal(size=(3, 2, 6, 7, 4)), rng.normal(size=(3, 5, kernel * kernel * 4))
     over = lambda f: jax.vmap(jax.vmap(lambda w, image: f(w, image, kernel, stride, padding), (None, 0)))
@@ -28,7 +28,7 @@ def test_grouped_and_patched_agree_with_the_definition(kernel, stride, padding):
         np.testing.assert_allclose(found[patched][0][:, :, at[0], at[1]], expected, rtol=1e-12)
 
 
-def test_a_gpu_is_asked_for_its_own_where_they_are_faster(monkeypatch):
+def test_a_gpu_uses_its_convolutions_where_they_are_faster(monkeypatch):
     weight, image = jnp.ones((8, 9 * 32)), jnp.ones((8, 8, 32))
     text = lambda: jax.jit(lambda w, x: convolve(w, x, 3)).lower(weight, image).as_text()
     assert "stablehlo.convolution" not in text()

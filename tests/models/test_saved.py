@@ -153,7 +153,7 @@ def test_what_is_no_batch_of_numbers_is_named(x, words):
 
 
 class Pair(eqx.Module):
-    """Parameters of a class that FedStrata does not know."""
+    """Parameters of a class outside FedStrata."""
 
     left: jax.Array
     right: jax.Array

@@ -151,7 +151,7 @@ def test_the_missing_code_is_treated_as_asked(monkeypatch):
 
 
 def test_percent_and_decimals_are_one_path_with_steps_a_hundred_times_apart():
-    """Both guards have the square of the unit; then nothing but the step knows it."""
+    """Both guards have the square of the unit; then only the step depends on it."""
     ends = []
     for unit, scale in (("percent", 1.0), ("decimal", 0.01)):
         setup = build("synthetic", 2, eps=0.01 * scale**2, floor=0.01 * scale**2, unit=unit, days=3000)

@@ -87,7 +87,7 @@ def test_the_exact_outer_loss_is_the_problems_own():
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
-    """FedAvg and FedBiO on a tiny comparison, every run that it asked for, and FedBiO's curves."""
+    """FedAvg and FedBiO on a tiny comparison, all its runs, and FedBiO's curves."""
     patch = pytest.MonkeyPatch()
     patch.setattr(comparison, "STEPS", (0.1, 1.0))
     patch.setattr(comparison, "SPLITS", (0, 1, 2))

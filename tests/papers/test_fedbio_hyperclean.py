@@ -1,4 +1,4 @@
-"""Data cleaning: wrong labels are put in as said, and learned weights tell them apart."""
+"""Data cleaning: the share of wrong labels is as given, and learned weights separate them."""
 
 import jax
 import numpy as np

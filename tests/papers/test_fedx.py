@@ -1,4 +1,4 @@
-"""FedX's experiments: what is done to the data, how settings are chosen, and what the tables and claims say."""
+"""FedX's experiments: the preparation of data, the choice of settings, the tables and the claims."""
 
 import io
 import tarfile

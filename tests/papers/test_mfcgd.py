@@ -179,7 +179,7 @@ def test_the_default_methods_of_maml_improve_the_objective():
     experiment = get("maml")
     setup = experiment.build(clients=3, hidden=3)
     assert all(steps_of(experiment.algorithm(name)) == 5 for name in experiment.methods)
-    for method in ("LocalSCGDM", "AdaMFCGD"):  # the others take the same steps in tests of their own
+    for method in ("LocalSCGDM", "AdaMFCGD"):  # the others take the same steps in other tests
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", fs.CouplingWarning)
             result = experiment.run(method, setup, rounds=4, seeds=1, execution="vmap", stationarity=False)

@@ -1,4 +1,4 @@
-"""Fair problems and fairness measures: fairlearn, plain NumPy and finite differences say what they should be."""
+"""Fair problems and fairness measures against fairlearn, plain NumPy and finite differences."""
 
 import jax
 import jax.numpy as jnp
@@ -70,7 +70,7 @@ def oracle(client=0, problem=PROBLEM, batch_size="all", federation=FEDERATION):
 
 
 def ask(*questions, x=X):
-    """What these functions of x say, as one program: operation by operation each of them would be compiled alone."""
+    """The values of these functions of x, in one program: separately, every operation would be compiled alone."""
     return jax.jit(lambda x: [question(x) for question in questions])(x)
 
 
@@ -236,7 +236,7 @@ def test_a_loss_without_decisions_has_group_losses_only():
 
 @jax.jit
 def answers(client):
-    """What the oracle of a client says, one program for all clients."""
+    """Values of a client's oracle, in one program for all clients."""
     asked, weights = oracle(client), Vector(jnp.asarray(WEIGHTS))
     assert isinstance(asked, FairOracle)
     return {

@@ -61,7 +61,7 @@ def test_conjugate_gradients_solve_for_small_and_large_right_sides_of_float32(mo
 
 
 def test_exact_on_batches_is_the_mean_of_inverses():
-    """Batches of one: E[1/h_j] is not 1/E[h_j]. The bias is there, and is what the docstring says."""
+    """Batches of one: E[1/h_j] is not 1/E[h_j]. The bias exists, and is as the docstring states."""
     h = np.array([1.0, 2.0, 4.0])
     split = fs.Federation.from_clients([{"h": h}])["train"]
     problem = Bilevel(
@@ -98,7 +98,7 @@ def test_neumann_bias_falls_at_its_rate():
     assert error(41) / error(40) == pytest.approx(1 - eta * mu, rel=1e-2)  # the slowest direction is left
 
 
-def test_neumann_multiplies_in_the_printed_order():
+def test_neumann_multiplies_in_the_published_order():
     """B_Q acts first. The other order gives something else, so a reversal would be caught."""
     eta, terms = 0.3, 3
     oracle = oracle_of(1)
@@ -168,7 +168,7 @@ def test_ridge_agrees_with_implicit_differentiation():
     fit = lambda y, e: 0.5 * (e["a"] @ y - e["b"]) ** 2
     problem = Bilevel(lambda x, y, e: fit(y, e), lambda x, y, e: fit(y, e) + 0.5 * jnp.exp(x) * y @ y, jnp.zeros(5))
     options = {"rounds": 3000, "params": jnp.array(0.0), "batch_size": "all", "evaluate_every": 3000}
-    options["stationarity"] = False  # the implicit gradient below says more
+    options["stationarity"] = False  # the implicit gradient below is stricter
     result = fs.run(problem, FedBiO(0.1, 0.2, 1), federation, progress=False, **options)
     found = float(result.solution())
 

@@ -90,7 +90,7 @@ def vector(tree):
 
 
 def ask(x, *questions):
-    """What these functions of x say, as one program: operation by operation each of them would be compiled alone."""
+    """The values of these functions of x, in one program: separately, every operation would be compiled alone."""
     return jax.jit(lambda x: [question(x) for question in questions])(vector(x))
 
 
@@ -500,7 +500,7 @@ def test_guards_of_the_root():
     assert risk_averse(floor=0.09).advice() == ""
     assert not np.isfinite(ask(np.zeros(3), *ask_both(risk_averse()))[1].tree).all()
     assert "may be negative; give risk_averse(floor=...)" in risk_averse().advice()
-    # Far above its floor the root does not know of it.
+    # Far above its floor the root does not depend on it.
     floored, plain = ask(np.full(3, 5.0), ask_both(risk_averse(floor=0.09))[0], ask_both(risk_averse())[0])
     assert float(floored) == float(plain)
     value, slope = jax.jit(jax.value_and_grad(risk_averse(floor=0.09).levels[2]))(jnp.array([0.0, -1.0]))
@@ -528,7 +528,7 @@ def test_a_variance_that_turns_negative_stops_the_run_with_advice():
 
 
 def test_a_run_records_the_objective_and_metrics_of_the_problem():
-    """The whole path: what `fs.run` writes into its history at round 0 is what the loop says."""
+    """The whole path: the history of `fs.run` at round 0 agrees with the loop."""
     data = shards()
     problem = Nested(LEVELS, metrics={"gap": measure_of[1]}, metrics_level=1)
     federation = fs.Federation.from_clients(data)

@@ -20,7 +20,7 @@ STEP = 0.4
 
 
 def same(one, other, on=TREE, step=STEP):
-    """The same function, as far as value, prox, distance and ρ tell."""
+    """The same function, by value, prox, distance and ρ."""
     assert one.rho == pytest.approx(other.rho)
     answers = lambda phi: (phi.value(on), phi.prox(on, step), phi.distance(on, G) if phi.has_distance else 0.0)
     ours, theirs = jax.jit(lambda: (answers(one), answers(other)))()

@@ -1,4 +1,4 @@
-"""Formatting: what is printed must read back as the number, to the digits it shows."""
+"""Formatting: printed text reads back as the number, to the digits that it shows."""
 
 import re
 

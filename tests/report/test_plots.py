@@ -116,7 +116,7 @@ def test_log_is_chosen_for_costs_that_fall_far():
     assert scale({"A": gain}, y="accuracy") == "linear"
 
 
-def test_diverged_methods_are_said_to_be(filled):
+def test_diverged_methods_are_marked(filled):
     early, never = filled({"seed": [0, 1]}), filled({"seed": [0, 1]})
     early.columns["objective"][:, 2:] = np.nan
     never.columns["objective"][:] = np.nan
@@ -140,7 +140,7 @@ def test_labels_do_not_overlap_or_leave_the_picture(count, log, tmp_path):
 
 
 @pytest.mark.parametrize(("suffix", "magic"), [("png", b"\x89PNG"), ("pdf", b"%PDF"), ("svg", b"<?xml")])
-def test_files_are_what_their_names_say(filled, tmp_path, suffix, magic):
+def test_files_have_the_format_of_their_suffix(filled, tmp_path, suffix, magic):
     path = tmp_path / f"plot.{suffix}"
     plot({"A": filled({"seed": [0]})}, path=path)
     assert path.read_bytes().startswith(magic)

@@ -46,7 +46,7 @@ def test_the_bar_is_taken_down_after_an_error():
             raise RuntimeError("boom")
 
 
-def test_quiet_says_nothing(capsys):
+def test_quiet_prints_nothing(capsys):
     drive(5, quiet=True)
     captured = capsys.readouterr()
     assert captured.out == captured.err == ""

@@ -47,7 +47,7 @@ def test_files_give_back_every_bit(tmp_path_factory, kind, history):
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-def test_files_keep_what_is_known_of_a_history(filled, tmp_path, kind):
+def test_files_keep_everything_about_a_history(filled, tmp_path, kind):
     write, read = FORMATS[kind]
     known = {"modes": {"accuracy": "min", "client/loss": "none"}, "problem": "Average 12ab", "monitor": "Fair 34cd"}
     for about in (known, {"problem": "Average 12ab"}, {}):

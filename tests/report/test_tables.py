@@ -75,7 +75,7 @@ def test_a_monitor_that_all_share_ranks_different_problems():
     assert best(compare({"a": watched[0], "b": other})) == {"monitor/objective": set()}
 
 
-def test_runs_know_their_problem_from_files_too(tmp_path):
+def test_histories_from_files_have_the_fingerprint_of_their_problem(tmp_path):
     task = least_squares()
     options = {"rounds": 3, "batch_size": "all", "params": np.zeros(3)}
     plain = fs.run(task.problem, fs.FedAvg(0.1), task.federation, **options)

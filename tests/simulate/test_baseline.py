@@ -17,7 +17,7 @@ HERE = Path(__file__).parent / "baseline"
 
 
 def unpacked(family: str, folder: Path) -> Checkpoints:
-    """The saved run, said to be of this version of JAX: what it computes is what is tested."""
+    """The saved run, relabelled with this version of JAX: the test compares its results."""
     with zipfile.ZipFile(HERE / f"{family}.zip") as archive:
         archive.extractall(folder / "old")
     old = Checkpoints(folder / "old")

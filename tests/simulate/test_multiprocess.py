@@ -88,7 +88,7 @@ def test_a_local_coordinators_port_is_kept_for_it():
             socket.create_connection((host, int(port)), timeout=5).close()
 
 
-def test_nobody_to_join(monkeypatch):
+def test_no_processes_to_join(monkeypatch):
     monkeypatch.delenv(processes.COORDINATOR, raising=False)
     monkeypatch.setattr(processes, "_libraries_print_aside", lambda: None)
     monkeypatch.setattr(

@@ -42,7 +42,7 @@ def test_a_streamed_run_is_the_run(name):
     ],
     ids=["everybody", "empty slots", "one at a time"],
 )
-def test_whoever_takes_part(options):
+def test_any_participation_rule(options):
     assert_same(run("SCAFFOLD", stream=True, **options), run("SCAFFOLD", **options))
 
 
@@ -76,7 +76,7 @@ class Killed(Exception):
     pass
 
 
-def test_a_killed_run_goes_on_streamed_or_not(tmp_path):
+def test_a_killed_run_resumes_streamed_or_not(tmp_path):
     def kill(round, row):
         if round == 2:
             raise Killed
@@ -137,7 +137,7 @@ def test_a_federation_that_would_fill_the_device_is_streamed(monkeypatch):
 def test_what_cannot_be_streamed_is_refused():
     with pytest.raises(ValueError, match="CentralSGD is centralised"):
         prepare(TASK.problem, fs.CentralSGD(0.1), TASK.federation, stream=True, **PLAIN)
-    with pytest.raises(ValueError, match="a mesh shares data out"):
+    with pytest.raises(ValueError, match="a mesh spreads data"):
         run("FedAvg", stream=True, mesh=2)
     with pytest.raises(ValueError, match="stream='yes' must be True, False"):
         run("FedAvg", stream="yes")
@@ -177,4 +177,4 @@ def test_a_cohort_of_small_clients_needs_no_more_room_than_the_largest_would():
     assert split.rows == 8
     flat = split.of(np.array([2, -1]))
     assert flat.examples["x"].tolist() == [2, 2, 0, 0, 0, 0, 0, 0]
-    assert flat.count.tolist() == [2, 1]  # nobody looks at some row, and it does not count
+    assert flat.count.tolist() == [2, 1]  # an empty slot has some row, which does not count

@@ -1,4 +1,4 @@
-"""Nothing is lost: killed runs go on to the bit, damaged checkpoints fall back, other settings are refused."""
+"""Resumption: killed runs resume bit-identical, damaged checkpoints fall back, other settings are refused."""
 
 import logging
 import os
@@ -85,7 +85,7 @@ def test_starts_pools_and_per_example_memory_survive(algorithm, round, tmp_path)
         jax.tree.map(np.testing.assert_array_equal, value, resumed.local[field])
 
 
-def test_a_damaged_newest_checkpoint_falls_back_and_says_so(tmp_path, caplog):
+def test_a_damaged_newest_checkpoint_falls_back_with_a_warning(tmp_path, caplog):
     whole = run()
     with pytest.raises(Killed):
         run(checkpoint=tmp_path, callbacks=[kill_at(4)])
@@ -129,7 +129,7 @@ def test_a_longer_run_keeps_the_evaluation_period_it_began_with(tmp_path):
     assert longer.history == run(rounds=500, evaluate_every=2).history
 
 
-def test_a_run_goes_on_as_it_began_on_a_machine_with_other_cores(tmp_path, monkeypatch):
+def test_a_run_resumes_unchanged_on_a_machine_with_other_cores(tmp_path, monkeypatch):
     """How runs are grouped over cores, and how clients are executed, are part of the bits: they are kept."""
     with pytest.raises(Killed):
         run(checkpoint=tmp_path, seeds=4, callbacks=[kill_at(4)])

@@ -158,7 +158,7 @@ def test_what_an_empty_slot_computes_does_not_count():
     once = lambda ids: fs.run(TASK.problem, fs.SCAFFOLD(0.5, 4), wild, batch_size="all", cohort=ids, **options)
     with pytest.warns(fs.DivergenceWarning):
         once(fs.participation.Given([[0]]))
-    with pytest.warns(fs.DivergenceWarning, match="got worse"):  # at client 0, which has a say in the objective
+    with pytest.warns(fs.DivergenceWarning, match="got worse"):  # at client 0, which counts in the objective
         result, alone = once(fs.participation.Given([[1, -1]])), once(fs.participation.Given([[1]]))
     assert not result.diverged
     np.testing.assert_allclose(result.solution(), alone.solution(), rtol=1e-12)
@@ -197,7 +197,7 @@ def test_callbacks_see_every_recorded_round():
     assert seen == [(int(r), float(v)) for r, v in zip(rounds, values, strict=True)]
 
 
-def test_the_simulator_says_no_before_anything_runs():
+def test_the_simulator_refuses_before_anything_runs():
     two = fs.Average(lambda w, e: e["x"] * w)
     for words, make in {
         r"must return one real number for one example, not shape \(3,\)": lambda: run(problem=two),
@@ -301,7 +301,7 @@ def test_parameters_may_be_a_module(start):
     np.testing.assert_allclose(found.w, run().solution(), rtol=1e-12)
 
 
-def test_a_module_with_functions_inside_is_told_how_to_part_them():
+def test_a_module_with_functions_inside_is_refused_with_a_remedy():
     network = eqx.nn.MLP(3, 1, 4, 1, key=jax.random.key(0))
     with pytest.raises(TypeError, match=r"params.*activation is a .*equinox.partition"):
         run(problem=fs.Average(lambda model, e: model(e["x"])[0]), params=network)
@@ -318,7 +318,7 @@ def test_a_leaf_without_elements_changes_nothing(execution):
     assert found.solution()["none"].shape == (0, 2)
 
 
-def test_seeds_of_more_than_32_bits_are_runs_of_their_own_without_64_bit_numbers():
+def test_seeds_of_more_than_32_bits_are_different_runs_without_64_bit_numbers():
     seeds = [1, 2**32 + 1, 2**33 + 1]
     with jax.enable_x64(False):
         data = jax.tree.map(lambda a: np.asarray(a, np.float32), TASK.federation["train"].examples)
@@ -339,7 +339,7 @@ def test_an_algorithm_for_another_problem_is_refused():
     class Strange(fs.Average):
         Oracle = Other
 
-    with pytest.raises(TypeError, match="FedAvg does not solve Strange problems: it asks for a SmoothOracle"):
+    with pytest.raises(TypeError, match="FedAvg does not solve Strange problems: it needs a SmoothOracle"):
         run(problem=Strange(squared_error))
 
 
@@ -434,7 +434,7 @@ def test_a_state_too_big_to_copy_is_updated_in_place_with_the_same_result(monkey
     big = run(fs.SCAFFOLD(0.05, 3), cohort=2, rounds=9)
     np.testing.assert_array_equal(small.solution(), big.solution())
     assert small.history == big.history
-    monkeypatch.setattr("fedstrata.simulate.driver.MOST_ROWS", 1)  # and every round is a segment of its own
+    monkeypatch.setattr("fedstrata.simulate.driver.MOST_ROWS", 1)  # and every round is a separate segment
     np.testing.assert_array_equal(small.solution(), run(fs.SCAFFOLD(0.05, 3), cohort=2, rounds=9).solution())
     assert small.history == run(fs.SCAFFOLD(0.05, 3), cohort=2, rounds=9).history
     test_an_exploding_objective_goes_back_to_the_last_good_evaluation()
@@ -454,7 +454,7 @@ def test_a_problem_may_measure_stationarity_in_its_own_way():
     np.testing.assert_allclose(seven, 7 * plain, rtol=1e-12)
 
 
-def test_means_over_clients_and_evaluations_ask_for_full_precision():
+def test_means_over_clients_and_evaluations_use_full_precision():
     """A GPU's default would round the weights, so that they no longer sum to one."""
     task = least_squares()
     job = prepare(task.problem, fs.FedAvg(0.1), task.federation, rounds=1, params=np.zeros(3), batch_size="all")
@@ -481,7 +481,7 @@ def test_clients_may_run_one_by_one():
     "algorithm", [OwnStarts(), Scores(history=2), fs.FedAvg(0.05, 2)], ids=lambda a: type(a).__name__
 )
 def test_nothing_is_compiled_while_the_rounds_are_timed(algorithm, stream):
-    """First rounds that start client by client, or from the pools of all, are programs of their own."""
+    """First rounds that start client by client, or from the pools of all, are separate programs."""
     options = {"rounds": 5, "params": np.zeros(3), "batch_size": 2, "cohort": 3, "evaluate_every": 2, "stream": stream}
     fs.run(TASK.problem, fs.FedAvg(0.05, 3), TASK.federation, **options)  # what is common to all programs
     state = Driver.start(prepare(TASK.problem, algorithm, TASK.federation, **options))

@@ -152,7 +152,7 @@ def test_auto_execution_measures_long_runs_once_and_remembers(monkeypatch, tmp_p
     chosen, why = execution.choose(job(execution="vmap"))
     assert (chosen, "map: 100.0 ms" in why) == ("map", True)
     assert list(json.loads((tmp_path / "execution.json").read_text()).values()) == ["map"]
-    times["map"] = 9.0  # not asked again
+    times["map"] = 9.0  # not measured again
     assert execution.choose(job(execution="vmap")) == ("map", "measured before")
     monkeypatch.setenv("FEDSTRATA_CACHE", str(tmp_path / "execution.json" / "not a folder"))
     assert execution.choose(job(execution="vmap"))[0] == "vmap"  # a cache that cannot be written is no error

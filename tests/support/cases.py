@@ -1,4 +1,4 @@
-"""One case per algorithm: hyper-parameters that suit the test problem, and what theory says about it there.
+"""One case per algorithm: hyper-parameters that suit the test problem, and what theory states for it.
 
 A new algorithm joins the common checks by its subclass alone; it needs an entry here, or they fail and say so.
 """

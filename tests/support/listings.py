@@ -57,7 +57,7 @@ def zhang(rounds, local_prox=True):
 
 
 def fedda(rounds):
-    """With the counters of the spec: round t and local step l, both from 0."""
+    """With the counters of the docstring: round t and local step l, both from 0."""
     z = START
     for t in range(rounds):
         ends = []

@@ -13,7 +13,7 @@ def squared_error(w, example):
 
 
 class LeastSquares(NamedTuple):
-    """Heterogeneous clients with linear targets of their own; the optimum solves a linear system."""
+    """Heterogeneous clients with different linear targets; the optimum solves a linear system."""
 
     federation: fs.Federation
     problem: fs.Average

@@ -189,7 +189,7 @@ class Growing(OwnStarts):
 
 
 class LateStart(fs.Algorithm):
-    """Nothing of its own at init, but the server starts from the merge of the (common) start values."""
+    """No `init_client`, but the server starts from the merge of the (common) start values."""
 
     merge_at_init = True
     local_steps: int = 1

@@ -1,4 +1,4 @@
-"""All algorithms: one paper's method in one file, one folder a family. They are found by subclass, never listed."""
+"""All algorithms: one file per method, one folder per family. They are found by subclass, never listed."""
 
 import importlib
 import pkgutil
@@ -44,7 +44,7 @@ def public_classes(package: str) -> Callable[[str], Any]:
 
 
 def _methods(package: str) -> dict[str, type[Algorithm]]:
-    """The algorithms of a folder: subclasses with a state, as against what several of them share."""
+    """The algorithms of a folder: subclasses with a state, without base classes."""
     classes = [cls for module in _modules(package) for cls in vars(module).values() if isinstance(cls, type)]
     own = [c for c in classes if issubclass(c, Algorithm) and c.__module__.startswith(package) and hasattr(c, "State")]
     return {cls.__name__: cls for cls in sorted(own, key=lambda c: c.__name__)}

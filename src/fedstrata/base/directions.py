@@ -1,4 +1,4 @@
-"""Whether high or low values of a recorded column are better: declared for every column, never guessed."""
+"""Directions of recorded columns: whether high or low values are better. They are declared, never guessed."""
 
 import re
 from collections.abc import Mapping

@@ -14,7 +14,7 @@ class Docstring(NamedTuple):
     sections: dict[str, tuple[str, ...]]  # by title; their lines, without the common indent
 
     def arguments(self) -> dict[str, str]:
-        """What `Args:` has for each name; `a, b: text` describes both."""
+        """The text of each name in `Args:`; `a, b: text` describes both."""
         found: dict[str, str] = {}
         for entry in _entries(self.sections.get("Args", ())):
             names, colon, text = entry.partition(":")

@@ -8,7 +8,7 @@ _ACCENTS = {r"\"u": "ü", r"\"o": "ö", r"\"a": "ä", r"\v{c}": "č", r"\'y": "�
 
 
 def citation(key: str) -> str | None:
-    """One line for people, or None where the key (or the whole file) is not there.
+    """A citation in one line, or None if the key or the file does not exist.
 
     Args:
         key: of the paper.
@@ -34,7 +34,7 @@ def link(key: str) -> str | None:
 
 @cache
 def entries() -> dict[str, dict[str, str]]:
-    """Every entry of the file, its fields without LaTeX; empty where there is no file."""
+    """Every entry of the file, its fields without LaTeX; empty if there is no file."""
     package = Path(__file__).resolve().parents[1]
     places = [package / "papers.bib", package.parents[1] / "docs" / "papers.bib"]
     path = next((place for place in places if place.is_file()), None)

@@ -1,20 +1,20 @@
-"""Train across real sites, over Flower: make an app, rehearse it on this machine, check a site, and run it.
+"""Train across real sites with Flower: create an app, test it on this machine, check a site, start a run.
 
 examples:
-  fedstrata deploy init hospitals --sites 3      a new app: its folder, with data to rehearse on
-  fedstrata deploy local                         in that folder: a rehearsal on this machine, with TLS and keys
+  fedstrata deploy init hospitals --sites 3      create an app in a new folder, with example data
+  fedstrata deploy local                         in that folder: test it on this machine, with TLS and keys
 
-for real, in the app's folder:
-  fedstrata deploy keys server                   at the server: its certificate
-  fedstrata deploy keys north                    at a site: its key pair
-  fedstrata deploy register keys/north.pub       at the server: let it in
-  fedstrata deploy approve                       at a site: this version of the app may run here
-  fedstrata deploy check sites/north.toml        at a site: data, versions, keys, clock, disk
-  fedstrata deploy server                        the SuperLink
-  fedstrata deploy site sites/north.toml         a site's SuperNode
-  fedstrata deploy run                           the run; started again, it resumes
+on separate machines, in the app's folder:
+  fedstrata deploy keys server                   at the server: create its certificate
+  fedstrata deploy keys north                    at a site: create its key pair
+  fedstrata deploy register keys/north.pub       at the server: register the site's public key
+  fedstrata deploy approve                       at a site: allow this version of the app to run here
+  fedstrata deploy check sites/north.toml        at a site: preflight check of data, versions, keys, clock, disk
+  fedstrata deploy server                        start the SuperLink
+  fedstrata deploy site sites/north.toml         start a site's SuperNode
+  fedstrata deploy run                           start the run, or resume it
 
-`server`, `site` and `run` become the program of Flower that they name; with --print they only show it.
+`register`, `server`, `site` and `run` execute a program of Flower. With --print they only show its command.
 """
 
 import argparse
@@ -46,13 +46,13 @@ _SHAPE = (
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", metavar="ACTION", help=", ".join(_ACTIONS))
-    parser.add_argument("what", nargs="?", metavar="WHAT", help="what the action is about: see the examples")
-    parser.add_argument("--app", default=".", metavar="FOLDER", help="the app's folder (this one)")
-    parser.add_argument("--sites", type=whole(1), metavar="N", help="init: how many (3). local: the first N of them")
-    parser.add_argument("--rounds", type=whole(1), metavar="R", help="local, run: other than in task.py")
-    parser.add_argument("--name", default="first", help="run: a name for it; the same name resumes the run")
-    parser.add_argument("--insecure", action="store_true", help="local: without TLS and keys, which is a little faster")
-    parser.add_argument("--print", action="store_true", help="server, site, run: show the command, do not start it")
+    parser.add_argument("what", nargs="?", metavar="WHAT", help="the action's argument: see the examples")
+    parser.add_argument("--app", default=".", metavar="FOLDER", help="the app's folder (default: the current one)")
+    parser.add_argument("--sites", type=whole(1), metavar="N", help="init: number of sites (3). local: the first N")
+    parser.add_argument("--rounds", type=whole(1), metavar="R", help="local, run: instead of those in task.py")
+    parser.add_argument("--name", default="first", help="run: its name; the same name resumes the run")
+    parser.add_argument("--insecure", action="store_true", help="local: without TLS and keys, a little faster")
+    parser.add_argument("--print", action="store_true", help="show Flower's command, do not start it")
     json_option(parser, _SHAPE)
 
 
@@ -62,9 +62,9 @@ def execute(options: argparse.Namespace) -> int:
     if options.action in _NEEDS and options.what is None:
         raise Mistake(f"`fedstrata deploy {options.action}` needs {_NEEDS[options.action]}")
     if options.action not in _NEEDS and options.what is not None:
-        raise Mistake(f"`fedstrata deploy {options.action}` takes nothing more, and {options.what!r} was given")
+        raise Mistake(f"`fedstrata deploy {options.action}` takes no argument, got {options.what!r}")
     if options.insecure and options.action != "local":
-        raise Mistake("--insecure is for rehearsals on loopback: `fedstrata deploy local --insecure`")
+        raise Mistake("--insecure works only on loopback: `fedstrata deploy local --insecure`")
     if find_spec("flwr") is None:
         raise Mistake("deploying needs Flower: pip install 'fedstrata[flower]'")
     return _ACTIONS[options.action](options)
@@ -78,7 +78,7 @@ def _init(options: argparse.Namespace) -> int:
     if options.json:
         print_json({"folder": str(folder), "files": [str(p) for p in written]})
         return 0
-    print(f"{folder}: {len(written)} files. What is trained, and how a site loads its data: {written[1]}")
+    print(f"{folder}: {len(written)} files. Edit {written[1]}: problem, algorithm, and how a site loads its data")
     print(f"Next: cd {folder} && fedstrata deploy local")
     return 0
 
@@ -92,7 +92,7 @@ def _local(options: argparse.Namespace) -> int:
     found = [SiteConfig.read(path) for path in sorted((app / "sites").glob("*.toml"))]
     count = options.sites or len(found)
     if not 1 <= count <= len(found):
-        raise Mistake(f"{app / 'sites'} has files of {len(found)} sites, and --sites is {count}; add more there")
+        raise Mistake(f"--sites is {count}, but {app / 'sites'} has files for {len(found)} sites; add more there")
     home = app / "out" / "rehearsal"
     shutil.rmtree(home, ignore_errors=True)
     given = {site.site: dict(site.settings) for site in found[:count]}
@@ -105,9 +105,7 @@ def _local(options: argparse.Namespace) -> int:
     files = sorted(p.name for p in (home / "first").glob("*") if p.is_file())
     if not (home / "first" / "solution.npz").exists():
         last = "\n".join((home / "run.log").read_text(errors="replace").splitlines()[-15:])
-        raise RuntimeError(
-            f"the rehearsal did not finish; logs of every program are in {home}. The run's ends so:\n{last}"
-        )
+        raise RuntimeError(f"the local run did not finish; all logs are in {home}. Last lines of run.log:\n{last}")
     if options.json:
         print_json({"folder": str(home / "first"), "files": files})
         return 0
@@ -118,7 +116,7 @@ def _local(options: argparse.Namespace) -> int:
 
 
 def _watch(process: subprocess.Popen, reports: Path, quiet: bool) -> None:
-    """A bar until the run has ended, and a line for everyone who did not answer."""
+    """A progress bar until the run has ended, and a line for each site that did not reply."""
     from fedstrata.report.progress import Progress
 
     out, seen = console(stderr=True), 0
@@ -128,7 +126,7 @@ def _watch(process: subprocess.Popen, reports: Path, quiet: bool) -> None:
     while not rows() and process.poll() is None:
         time.sleep(0.2)
     total = rows()[0]["of"] if rows() else 0
-    with Progress(total, "rehearsal", quiet=quiet, console=out) as bar:
+    with Progress(total, "local run", quiet=quiet, console=out) as bar:
         ended = False
         while not ended:
             ended = process.poll() is not None
@@ -136,7 +134,7 @@ def _watch(process: subprocess.Popen, reports: Path, quiet: bool) -> None:
                 seen += 1
                 bar.update(max(row["stage"][0], 0))
                 for site, why in row["missing"].items():
-                    out.print(f"round {row['stage'][0]}: {site} did not answer: {why}")
+                    out.print(f"round {row['stage'][0]}: {site} did not reply: {why}")
             time.sleep(0.2)
         bar.update(total)
 
@@ -163,7 +161,7 @@ def _register(options: argparse.Namespace) -> int:
 
     key = Path(options.what)
     if not key.is_file():
-        raise Mistake(f"there is no {key}: a site makes it with `fedstrata deploy keys NAME`")
+        raise Mistake(f"there is no {key}; the site creates it with `fedstrata deploy keys NAME`")
     command = ["flwr", "supernode", "register", str(key.absolute()), CONNECTION]
     return _become(options, command, _at(_server_file(options)))
 
@@ -173,7 +171,9 @@ def _approve(options: argparse.Namespace) -> int:
 
     app, _ = _app(options)
     found = approve(app, app / "approved.txt")
-    print_json({"version": found}) if options.json else print(f"{found} may run at this site: {app / 'approved.txt'}")
+    print_json({"version": found}) if options.json else print(
+        f"{found} is approved at this site: {app / 'approved.txt'}"
+    )
     return 0
 
 
@@ -203,7 +203,7 @@ def _site(options: argparse.Namespace) -> int:
     path = _file(options.what)
     site = SiteConfig.read(path)
     if not options.print:
-        os.chdir(path.parent)  # where relative paths of its settings begin
+        os.chdir(path.parent)  # relative paths in its settings start there
     return _become(options, site.command(), site.environment())
 
 
@@ -243,13 +243,13 @@ def _file(path: str | Path) -> Path:
 
 
 def _app(options: argparse.Namespace) -> tuple[Path, str]:
-    """The app's folder, and where its deployment is."""
+    """The app's folder, and the import path of its `Deployment`."""
     app = Path(options.app).absolute()
     try:
         parts = tomllib.loads((app / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["components"]
     except (OSError, KeyError):
         raise Mistake(
-            f"{app} has no Flower app; make one with `fedstrata deploy init`, or name it with --app"
+            f"{app} has no Flower app; create one with `fedstrata deploy init`, or set its folder with --app"
         ) from None
     return app, f"{parts['clientapp'].partition('.')[0]}.task:deployment"
 

@@ -4,7 +4,7 @@ examples:
   fedstrata explain FedAvg
   fedstrata explain SCAFFOLD --parameters 1663370 --cohort 10
   fedstrata explain FedAdam --json
-  fedstrata explain my_package.methods:MyMethod        one of yours; a file works too: methods.py:MyMethod
+  fedstrata explain my_package.methods:MyMethod        your own method; also methods.py:MyMethod
 """
 
 import argparse

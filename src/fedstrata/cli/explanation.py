@@ -1,4 +1,4 @@
-"""What `fedstrata explain` shows, read from the class of an algorithm: docstring, declared fields and placed state."""
+"""The contents of `fedstrata explain`, from an algorithm's class: docstring, declared fields and placements."""
 
 import dataclasses
 import itertools
@@ -136,7 +136,7 @@ def reveals(place: Placement) -> str:
 
 
 def traffic(cls: type[Algorithm], size: int, cohort: int) -> dict[str, Any] | None:
-    """Bytes per client and round; None where the problem decides them.
+    """Bytes per client and round; None if they depend on the problem.
 
     Args:
         cls: the algorithm.
@@ -167,7 +167,7 @@ def traffic(cls: type[Algorithm], size: int, cohort: int) -> dict[str, Any] | No
 
 
 def _counted(algorithm: Algorithm, problem: Any, x: Vector, cohort: int) -> Ledger:
-    """What travels in a round of so many clients, from shapes alone: a model of any size takes no memory."""
+    """The ledger of a round, from shapes alone: a model of any size uses no memory."""
     context = RoundContext(
         problem=problem,
         algorithm=algorithm,
@@ -200,7 +200,7 @@ def two_levels(x: Vector) -> Nested:
 
 
 def below(x: Vector) -> Bilevel:
-    """A bilevel problem to count messages with; what stays with the clients does not count.
+    """A bilevel problem to count messages with; `Local` fields do not count.
 
     Args:
         x: the parameters.
@@ -225,7 +225,7 @@ def _bytes(entry: Entry) -> int:
 
 
 def specimen(cls: type[Algorithm]) -> Any:
-    """An algorithm of this class with any allowed values: what travels does not depend on them.
+    """An algorithm of this class with any allowed values: messages do not depend on them.
 
     Args:
         cls: the algorithm.

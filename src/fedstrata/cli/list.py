@@ -1,4 +1,4 @@
-"""Show what there is: methods to start with, problems, algorithms, experiments, data sets and the library's names.
+"""List recommended methods, problems, algorithms, experiments, data sets and public names.
 
 examples:
   fedstrata list                    everything
@@ -104,7 +104,7 @@ def _problems() -> list[dict[str, Any]]:
     while todo:
         cls = todo.pop()
         todo += cls.__subclasses__()
-        if cls.__module__.startswith("fedstrata.problems") and hasattr(cls, "Oracle"):  # not what several share
+        if cls.__module__.startswith("fedstrata.problems") and hasattr(cls, "Oracle"):  # not a common base class
             found[cls.__name__] = _summary(cls)
     return [{"name": name, "summary": summary} for name, summary in sorted(found.items())]
 

@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(stop.code or 0)
     except KeyboardInterrupt:
         return _failed("interrupted; a run with --out resumes with --resume", 130)
-    except BrokenPipeError:  # the reader of our output (say, `head`) has gone
+    except BrokenPipeError:  # the reader of the output (such as `head`) has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:
@@ -108,7 +108,7 @@ def _module(name: str) -> ModuleType:
 
 
 def _is_users(error: Exception) -> bool:
-    """What the library raises for wrong input, as against what only a bug raises."""
+    """Whether an error is one that the library raises for wrong input, and not a bug."""
     kinds: tuple[type[Exception], ...] = (ValueError, TypeError, OSError, ImportError)
     if checkpoint := sys.modules.get("fedstrata.engine.checkpoint"):
         kinds = (*kinds, checkpoint.CheckpointError)
@@ -117,7 +117,7 @@ def _is_users(error: Exception) -> bool:
 
 @contextlib.contextmanager
 def _plugin_warnings() -> Iterator[None]:
-    """Print what is wrong with a plugin in one line, once; the command continues without it."""
+    """Print an error of a plugin in one line, once; the command continues without it."""
     from fedstrata.base.plugins import PluginWarning
 
     with warnings.catch_warnings():

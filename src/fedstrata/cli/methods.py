@@ -36,7 +36,7 @@ def find(word: str) -> "type[Algorithm]":
 def chosen(
     experiment: "Experiment", words: Sequence[str] | None, values: Mapping[str, str], sweep: Mapping[str, list[float]]
 ) -> dict[str, tuple["Algorithm", dict[str, list[float]]]]:
-    """Each method with the part of the sweep that concerns it. Names and types are checked here.
+    """Each method with its part of the sweep. Checks names and types.
 
     Args:
         experiment: what the methods run on; it has default hyper-parameters.
@@ -68,7 +68,7 @@ def _fields(cls: Any) -> list[str]:
 
 
 def _concerning(cls: "type[Algorithm]", given: Mapping[str, Any]) -> dict[str, Any]:
-    """What is given for this method; a value with its name in front beats a value for all."""
+    """The values for this method; one with its name in front takes precedence over one for all."""
     own = {key.partition(".")[2]: value for key, value in given.items() if key.partition(".")[0] == cls.__name__}
     everyones = {key: value for key, value in given.items() if key in _fields(cls)}
     return {**everyones, **own}

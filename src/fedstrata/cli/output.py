@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import Console
 
-_WIDE = 120  # of a table that goes into a file or a pipe, where nothing has to fit a window
+_WIDE = 120  # columns of a table in a file or a pipe
 
 
 def console(stderr: bool = False) -> "Console":
-    """Standard output, with nothing cut off where it is not a terminal.
+    """Standard output; if it is not a terminal, nothing is truncated.
 
     Args:
         stderr: take standard error instead.

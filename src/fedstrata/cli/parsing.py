@@ -1,4 +1,4 @@
-"""Words of a command line as values; what cannot be read raises `Mistake`, which ends in one line for the user."""
+"""Words of a command line as values. An invalid word raises `Mistake`, which is shown in one line."""
 
 import argparse
 import types
@@ -151,7 +151,7 @@ def typed(word: str, kind: Any, where: str) -> Any:
 
 
 def typed_all(words: Mapping[str, str], kinds: Mapping[str, Any], option: str, what: str) -> dict[str, Any]:
-    """Every word in its type; unknown names are answered with the nearest.
+    """Every word in its type. The error for an unknown name suggests the nearest.
 
     Args:
         words: values by name.

@@ -9,7 +9,7 @@ examples:
   fedstrata reproduce fednmap --figure 2  one figure
   fedstrata reproduce fednmap             all of its figures and claims
   fedstrata reproduce ../mine/my_paper    a paper by the path of its folder
-  fedstrata reproduce fednmap --scale full --out out/gpu    with the paper's sizes (a GPU is wanted)
+  fedstrata reproduce fednmap --scale full --out out/gpu    with the paper's sizes (needs a GPU)
 
 In --out/PAPER/SCALE: figure_N.png, claims.md, claims.json, and runs/ with every finished run. A reproduction that was
 stopped resumes with the first missing run; finished runs are not run again unless their settings change.

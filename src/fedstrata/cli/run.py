@@ -5,9 +5,9 @@ examples:
   fedstrata run digits --out out/digits                         also writes histories, table, picture, models
   fedstrata run digits --algorithm FedAvg --set step_size=0.1 --rounds 50
   fedstrata run digits --algorithm FedAvg --sweep step_size=0.01,0.1,1 --seeds 5    one program for all 15 runs
-  fedstrata run digits --algorithm my_package.methods:MyMethod --set step_size=0.1    a method of yours, as is
+  fedstrata run digits --algorithm my_package.methods:MyMethod --set step_size=0.1    your own method
   fedstrata run my_experiment.py                                a file that defines EXPERIMENT
-  fedstrata run digits --data alpha=0.1 --cohort 5              more skew, five clients a round
+  fedstrata run digits --data alpha=0.1 --cohort 5              more skew, five clients per round
   fedstrata run digits --out out/digits --resume                resume after an interruption, bit-identically
   fedstrata run mnist --dry-run                                 memory, traffic and time, without running
   fedstrata run mnist --mesh all                                clients over all devices (see `fedstrata launch`)
@@ -107,7 +107,9 @@ def execute(options: argparse.Namespace) -> int:
         processes.join()
     folder = None if options.out is None else Folder(options.out, resume=options.resume, force=options.force)
     if folder is not None and folder.resume and folder.saved is not None and options.evaluate_every is None:
-        options.evaluate_every = folder.saved["settings"].get("evaluate_every")  # as it was, also in a run made longer
+        options.evaluate_every = folder.saved["settings"].get(
+            "evaluate_every"
+        )  # as before, also if the run is extended
 
     from fedstrata.base.compilation import configure  # from here on everything needs JAX
     from fedstrata.base.errors import SetupWarning

@@ -1,4 +1,4 @@
-"""The output folder of a run: what may be written where, and what a later --resume or --force finds."""
+"""The output folder of a run: checks before writing, and the configuration that --resume and --force read."""
 
 import json
 import os
@@ -44,7 +44,7 @@ class Folder:
         return content if ours else None
 
     def _check_writable(self) -> None:
-        """Try it in the nearest folder that exists, so that a refused command leaves nothing behind."""
+        """Test the nearest existing folder, so that a refused command leaves no files."""
         here = next(p for p in [self.path.absolute(), *self.path.absolute().parents] if p.exists())
         probe = here / f".fedstrata-{os.getpid()}"
         try:
@@ -59,13 +59,13 @@ class Folder:
         """Check that a resumed run is the same run, clear what a forced one replaces, and write the configuration.
 
         Args:
-            settings: everything that decides the result.
-            files: the names of what the run writes.
+            settings: everything that determines the result.
+            files: the names of the files that the run writes.
         """
         if self.resume and self.saved is not None:
             from fedstrata.simulate.fingerprint import differences
 
-            free = lambda s: {k: v for k, v in s.items() if k != "rounds"}  # a run may be made longer
+            free = lambda s: {k: v for k, v in s.items() if k != "rounds"}  # a run may be extended
             if changed := differences(free(self.saved["settings"]), free(settings)):
                 raise Mistake(
                     f"--resume: the run in {self.path} has other settings:\n  " + "\n  ".join(changed) + "\n"
@@ -77,7 +77,7 @@ class Folder:
         self.write(CONFIG, json.dumps(content, indent=2) + "\n")
 
     def _clear(self, saved: Mapping[str, Any]) -> None:
-        """Remove what the earlier run wrote, and nothing else that lies here."""
+        """Remove the files of the earlier run, and no others."""
         for name in saved.get("files", []):
             if Path(name).name == name:
                 (self.path / name).unlink(missing_ok=True)

@@ -29,7 +29,7 @@ from fedstrata.simulate.run import prepare
 
 
 class Plan(NamedTuple):
-    """What is to be run: checked, and nothing run yet."""
+    """The checked plan of a run, before it starts."""
 
     experiment: Experiment
     methods: dict[str, tuple[Algorithm, dict[str, list[float]]]]
@@ -50,12 +50,12 @@ class Plan(NamedTuple):
         given = {k: getattr(options, k) for k in ("rounds", "seeds", "cohort", "batch_size", "evaluate_every")}
         given["evaluate_every"] = given["evaluate_every"] or -(-(given["rounds"] or experiment.rounds) // 100)
         setup = experiment.build(**data)
-        if options.algorithm is None:  # of the experiment's own methods, those that can solve this form of it
+        if options.algorithm is None:  # the experiment's methods that can solve this form of it
             named = {name: method for name, method in named.items() if _able(name, method[0], experiment, setup)}
         plan = cls(experiment, named, setup, given, data)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", SetupWarning)
-            for name, (algorithm, _) in named.items():  # what the last method would refuse is refused before the first
+            for name, (algorithm, _) in named.items():  # check every method before the first run
                 problem = experiment.problem_for(algorithm, setup)
                 where = {"mesh": options.mesh, "stream": stream_of(algorithm, options)}
                 all_options = RunOptions(**plan.options(name), execution="vmap", **where)
@@ -75,11 +75,11 @@ class Plan(NamedTuple):
 
     @property
     def model(self) -> Any:
-        """What the parameters belong to, where the problem was made from a model."""
+        """The problem's model, if it has one."""
         return model_of(self.setup.problem)
 
     def settings(self) -> dict[str, Any]:
-        """Everything that decides the result, as plain JSON."""
+        """Everything that determines the result, as plain JSON."""
         own = self.experiment
         shared = {k: getattr(own, k, None) if v is None else v for k, v in self.given.items()}
         values = {n: describe(hyperparameters(a)) | s for n, (a, s) in self.methods.items()}
@@ -87,7 +87,7 @@ class Plan(NamedTuple):
 
 
 def stream_of(algorithm: Algorithm, options: argparse.Namespace) -> bool | None:
-    """--stream is for methods that have clients; a centralised reference beside them runs as ever.
+    """--stream applies to federated methods. A centralised reference beside them runs without it.
 
     Args:
         algorithm: the method.
@@ -140,11 +140,11 @@ def run(plan: Plan, folder: Folder | None, options: argparse.Namespace) -> int:
         folder: where files go; None writes none.
         options: those of the command line.
     """
-    together("looked")  # every process has seen the folder as it was
+    together("looked")  # every process has read the folder before it changes
     failed = Mistake("the first process could not write the run's files; it printed why")
     if folder is not None:
         lead(lambda: folder.begin(plan.settings(), _files(plan)), failed)
-    profiles = _profiles(plan, folder, options) if options.profile else {}  # first, while compiling is still to be seen
+    profiles = _profiles(plan, folder, options) if options.profile else {}  # first, so that compilation is measured
     results = {}
     for name, (algorithm, _) in plan.methods.items():
         extra: dict[str, Any] = {"label": name, "progress": not options.quiet, "mesh": options.mesh}
@@ -168,7 +168,7 @@ def run(plan: Plan, folder: Folder | None, options: argparse.Namespace) -> int:
 
 
 def _profiles(plan: Plan, folder: Folder | None, options: argparse.Namespace) -> dict[str, Any]:
-    """Where the time of every method goes, and the trace of a few of its rounds."""
+    """A profile of every method, with the trace of a few rounds."""
     from fedstrata.simulate.profile import profile
 
     found = {}
@@ -217,7 +217,7 @@ def _draw(plan: Plan, results: Mapping[str, Result], path: Path) -> None:
 
     clients, seeds = plan.setup.federation.clients, len(next(iter(results.values())).history.seeds)
     cohort = plan.given["cohort"] or plan.experiment.cohort
-    who = f"{clients} clients" if cohort is None else f"{cohort} of {clients} clients a round"
+    who = f"{clients} clients" if cohort is None else f"{cohort} of {clients} clients per round"
     title = f"{plan.experiment.name}: {who}, {seeds} seed{'s' * (seeds > 1)}"
     picture({n: r.history for n, r in results.items()}, plan.experiment.panels, title, path=path)
 

@@ -42,7 +42,7 @@ class Cohort(NamedTuple):
 
     @property
     def count(self) -> Array:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """How many clients are present, traced, in the dtype of the weights (a tuple's own `count` is of no use)."""
+        """The number of clients present, traced, in the dtype of the weights. It hides the method of tuples."""
         return jnp.sum(self.present.astype(self.weights.dtype))
 
 
@@ -59,12 +59,12 @@ class Phase(NamedTuple):
         server_step: `server_step(problem, start, merged, cohort) -> State`, after the merge.
         begin: called once before the first step, on a sample that no step draws.
         end: called once after the last step, on a sample that no step draws.
-        repeat: so many exchanges of this kind in a row.
+        repeat: the number of such exchanges in a row.
         when: `when(server_state, cohort, repetition) -> bool`, traced; where False the exchange changes nothing.
-        fresh: draw samples of its own; otherwise samples are keyed by the local step, and phases share them.
-        first: the local step that its first step counts as, for samples and schedules.
-        streams: the problem's samples that it looks at (None: all), which is what counts as examples seen; one that it
-            draws from several times in a step is named as often.
+        fresh: draw separate samples; otherwise samples are keyed by the local step, and phases share them.
+        first: the number of its first local step, for samples and schedules.
+        streams: the problem's streams that it draws from (None: all), which count as examples seen; one that is drawn
+            several times in a step is named as often.
     """
 
     step: Callable[..., Any]
@@ -82,7 +82,7 @@ class Phase(NamedTuple):
 
 
 class _NamedArguments(type(eqx.Module)):
-    """Answers a wrong argument of a constructor with the nearest right one."""
+    """Errors for wrong arguments of a constructor that suggest the nearest right one."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         fields = [f for f in dataclasses.fields(cast(Any, cls)) if f.init]
@@ -99,14 +99,14 @@ class _NamedArguments(type(eqx.Module)):
         return super().__call__(*args, **kwargs)
 
     def __getattr__(cls, name: str) -> Any:
-        """`FedNMap.theory` and its like, for one release: theory's settings stand in a module of the family."""
+        """`FedNMap.theory` and the like, for one release. The functions are now in `theory.py` of the family."""
         found, home = None, f"{cls.__module__.rpartition('.')[0]}.theory"
         inside = cls.__name__.lower() + name.removeprefix("theory")
         if name.startswith("theory") and importlib.util.find_spec(home):
             found = getattr(importlib.import_module(home), inside, None)
         if found is None:
             raise AttributeError(f"type object {cls.__name__!r} has no attribute {name!r}")
-        text = f"{cls.__name__}.{name} is now {home}.{inside}; the old place goes with the next release"
+        text = f"{cls.__name__}.{name} is now {home}.{inside}; the old place will be removed in the next release"
         warnings.warn(text, DeprecationWarning, stacklevel=2)
         return found
 
@@ -118,23 +118,23 @@ def _required(field: Any) -> bool:
 class Algorithm(eqx.Module, metaclass=_NamedArguments):
     """A federated method: one placed state, one local step. Everything else is derived or has a default.
 
-    `start` is the state as the exchange began (after the last merge), `state` the one being worked on. Every field
-    needs a start value from `init_server`; it looks at no data. `init_client` may change what depends on data.
+    `start` is the state when the exchange began (after the last merge), `state` the current one. Every field needs a
+    start value from `init_server`, which reads no data. `init_client` may change fields that depend on data.
     """
 
     State: ClassVar[Any]
-    oracle: ClassVar[Any] = None  # the oracle that its steps ask for; None: any
-    merge_at_init: ClassVar[bool] = False  # merge what `init_client` made of all clients, before round 0
+    oracle: ClassVar[Any] = None  # the oracle that its steps use; None: any
+    merge_at_init: ClassVar[bool] = False  # merge all clients' results of `init_client` before round 0
     centralised: ClassVar[bool] = False  # runs on the pooled data of all clients, and sends nothing
-    privacy: ClassVar[str] = ""  # what its messages reveal beyond what placements say
-    if not TYPE_CHECKING:  # a type checker would take it for the first field of every algorithm; see `steps_of`
+    privacy: ClassVar[str] = ""  # what its messages reveal beyond what follows from placements
+    if not TYPE_CHECKING:  # for a type checker it would be the first field of every algorithm; see `steps_of`
         local_steps: eqx.AbstractVar[int]
 
     def init_server(self, problem: Any, x0: Vector) -> Any:
         raise TypeError(f"{type(self).__name__} must define init_server(problem, x0) -> State")
 
     def init_client(self, oracle: Any, view: Any) -> Any:
-        """Local, Pooled and per-client starts; may look at this client's data."""
+        """Starts that depend on this client's data: of `Local`, `Pooled` and other fields."""
         return view
 
     def server_start(self, problem: Any, merged: Any, cohort: Cohort) -> Any:
@@ -144,8 +144,8 @@ class Algorithm(eqx.Module, metaclass=_NamedArguments):
     def client_start(self, oracle: Any, start: Any, state: Any) -> Any:
         """Once on every client, after the merge of `merge_at_init`, before round 0.
 
-        `start` has what was merged, `state` is the client's own as `init_client` left it. What it changes of Pooled
-        fields is pooled once more.
+        `start` has the merged fields, `state` is the client's from `init_client`. If it changes `Pooled` fields, they
+        are pooled again.
         """
         return state
 
@@ -170,11 +170,11 @@ class Algorithm(eqx.Module, metaclass=_NamedArguments):
         """Refuse a problem with which these hyper-parameters cannot work, before anything compiles."""
 
     def diagnose(self, problem: Any, state: Any, x: Vector, gradient: Vector) -> dict[str, Any]:
-        """More to record at an evaluation: numbers about the method's own state, given ∇f at its solution x."""
+        """More columns at an evaluation: numbers about the method's state, given ∇f at its solution x."""
         return {}
 
     def observe(self, problem: Any, local: Any, x: Vector, full: Any) -> dict[str, Any]:
-        """More to record that only a simulation can see: `local["y"]` is the Local field y of all clients, stacked."""
+        """More columns, in simulations only: `local["y"]` is the `Local` field y of all clients, stacked."""
         return {}
 
     def modes(self) -> dict[str, Direction]:

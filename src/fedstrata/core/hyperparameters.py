@@ -1,4 +1,4 @@
-"""Declared hyper-parameters: a field of an algorithm states which values it takes, once; checks and help follow.
+"""Declared hyper-parameters: each field of an algorithm declares its values once; checks and help follow from that.
 
 step_size: float = real(above=0)                    a real number, which may be swept or scheduled
 local_steps: int = whole(1, at_least=1)             a whole number
@@ -23,11 +23,11 @@ from fedstrata.base.clock import Clock
 from fedstrata.base.errors import unknown
 
 Schedule = Callable[[Array], Array]
-DECLARED = "declared"  # the key of a field's metadata under which its declaration is
+DECLARED = "declared"  # the key of the declaration in a field's metadata
 
 
 class Declaration(Protocol):
-    """Which values a hyper-parameter takes."""
+    """The values that a hyper-parameter may have."""
 
     @abstractmethod
     def check(self, where: str, value: Any) -> None:
@@ -247,7 +247,7 @@ def as_arrays(algorithm: Any, dtype: Any) -> Any:
 
 
 def at_time(algorithm: Any, clock: Clock, dtype: Any) -> Any:
-    """The algorithm with every schedule replaced by its value now."""
+    """The algorithm with every schedule replaced by its value at this clock."""
     scheduled = {n: s for n in reals(algorithm) if callable(s := getattr(algorithm, n))}
     now = {
         n: jnp.asarray(s(clock.round if isinstance(s, _PerRound) else clock.step), dtype) for n, s in scheduled.items()

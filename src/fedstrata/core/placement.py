@@ -105,7 +105,7 @@ def _placement(state: type, field: str, hint: Any) -> Placement:
     if len(found) != 1:
         raise TypeError(
             f"field {field!r} of {state.__qualname__} has {'no placement' if not found else 'several placements'}; "
-            f"say where it lives, e.g. `{field}: Averaged[Vector]` "
+            f"give it one, e.g. `{field}: Averaged[Vector]` "
             "(one of Averaged, Reported, Gathered, Pooled, Broadcast, Local, Server)"
         )
     return found[0]

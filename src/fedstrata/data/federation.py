@@ -344,7 +344,7 @@ class Federation(eqx.Module):
         """A table for the terminal: the rows of each split and the label shares, one line per client.
 
         Args:
-            limit: clients beyond the first so many are left out.
+            limit: the number of clients that are shown.
         """
         from fedstrata.data import plots
 

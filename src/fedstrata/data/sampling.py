@@ -190,9 +190,9 @@ class Epochs(Sampler):
             if large.size:
                 raise ValueError(
                     f"Epochs: per_round={self.per_round} × the {counts[large[0]]:,} examples of {name(large[0])} pass "
-                    "2**31, and positions are numbered in 32 bits; take fewer epochs a round, and more rounds"
+                    "2**31, and positions are numbered in 32 bits; take fewer epochs per round, and more rounds"
                 )
-            return  # a batch may then be larger than a shard: what lies beyond the last epoch does not count
+            return  # a batch may then be larger than a shard: examples beyond the last epoch do not count
         small = np.flatnonzero(counts < self.batch_size)
         if small.size:
             raise ValueError(

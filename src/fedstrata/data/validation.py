@@ -222,7 +222,7 @@ def split(
 
 
 def check_federation(federation: Any) -> None:
-    """Raise for anything but a federation; the message tells how to make one."""
+    """Raise for anything but a federation. The message explains how to create one."""
     from fedstrata.data.federation import Federation
 
     if not isinstance(federation, Federation):

@@ -22,7 +22,7 @@ from fedstrata.problems.base import Problem
 
 
 class Traffic:
-    """Bytes of numbers that a link has carried in rounds: what a ledger counts, without starts and evaluations."""
+    """Bytes of arrays that a link has carried in rounds, as in the ledger: without starts and evaluations."""
 
     up = down = 0
 
@@ -95,7 +95,7 @@ def _padded(agreement: Agreement) -> Agreement:
 
 
 def advance(server: Server, rounds: int, now: ServerState | None = None) -> ServerState:
-    """The state after so many rounds.
+    """The state after `rounds` rounds.
 
     Args:
         server: runs them.

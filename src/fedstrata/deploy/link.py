@@ -60,5 +60,5 @@ def _matching(call: Message, reply: Message | str) -> Message:
         raise ValueError(reply)
     expected, found = (call.run, call.site, call.stage), (reply.run, reply.site, reply.stage)
     if expected != found:
-        raise ValueError(f"the reply is about {found}, and the call was about {expected}")
+        raise ValueError(f"the reply is for {found}, but the call was for {expected}")
     return reply

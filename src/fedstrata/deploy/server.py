@@ -34,7 +34,7 @@ Sent = dict[int, dict[str, Any]]  # by site number: fields by path
 
 
 class ServerState(NamedTuple):
-    """What the server of a run remembers between rounds."""
+    """Everything that the server of a run keeps between rounds."""
 
     round: int  # the next one
     shared: Any  # the algorithm's state

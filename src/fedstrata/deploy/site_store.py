@@ -1,4 +1,4 @@
-"""Where a site keeps its fields: on disk, one file with a checksum per stage, readable by its owner only."""
+"""The store of a site's fields: on disk, one file with a checksum per stage, readable by its owner only."""
 
 import hashlib
 from collections.abc import Mapping

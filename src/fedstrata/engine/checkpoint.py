@@ -1,4 +1,4 @@
-"""Checkpoints: atomic, versioned, checked. The state is everything, so what is saved is complete by construction."""
+"""Checkpoints: atomic, versioned, with checksums. They hold the whole state of a run."""
 
 import contextlib
 import errno
@@ -27,11 +27,11 @@ log = logging.getLogger("fedstrata")
 class CheckpointError(RuntimeError):
     """A checkpoint could not be written, read, or does not belong to this run."""
 
-    result: Any = None  # what the run had reached, where it was stopped by a failed write
+    result: Any = None  # the result so far, if a failed write stopped the run
 
 
 class Saved(NamedTuple):
-    """What a checkpoint holds."""
+    """The contents of a checkpoint."""
 
     round: int
     arrays: dict[str, np.ndarray]
@@ -52,7 +52,7 @@ class Checkpoints:
             probe = self.folder / ".writable"
             probe.write_bytes(b"")
             probe.unlink()
-            self._clear("round-*.orbax-checkpoint-tmp*")  # a killed writer's leavings
+            self._clear("round-*.orbax-checkpoint-tmp*")  # left by a killed writer
         except OSError as error:
             raise CheckpointError(
                 f"cannot write checkpoints to {self.folder}: {error.strerror}; choose another folder"
@@ -65,7 +65,7 @@ class Checkpoints:
             )
 
     def config(self) -> dict[str, Any]:
-        """The settings of the run that was last saved here, without its arrays; empty where there is none."""
+        """The settings of the run saved last in this folder, without its arrays; empty if there is none."""
         try:
             return json.loads((self.folder / "settings.json").read_text())
         except (OSError, ValueError):
@@ -83,10 +83,10 @@ class Checkpoints:
         config: Mapping[str, Any],
         paths: Sequence[str] | None = None,
     ) -> None:
-        """Written beside, then renamed: a reader sees a whole checkpoint or none. An interrupt waits for its end."""
+        """Write to a temporary folder, then rename: a reader finds a whole checkpoint or none. Ctrl-C waits for it."""
         target = self._path(round)
         about = {"version": VERSION, "round": round, "config": config, "names": list(arrays), "sha256": _digest(arrays)}
-        # The array store takes no arrays without elements; their shape and dtype say all there is.
+        # The array store takes no empty arrays. Their shape and dtype are enough.
         empty = {n: [str(a.dtype), list(a.shape)] for n, a in arrays.items() if not a.size}
         about["empty"] = empty
         about["paths"] = None if paths is None else list(paths)
@@ -118,7 +118,7 @@ class Checkpoints:
             shutil.rmtree(self._path(old), ignore_errors=True)
 
     def load(self) -> Saved | None:
-        """The newest good checkpoint; a damaged one is passed over, and said so. None where there is none at all."""
+        """The newest good checkpoint. A damaged one is skipped, with a warning. None if there is none."""
         rounds, damaged = self.rounds(), {}
         for round in reversed(rounds):
             try:
@@ -129,10 +129,10 @@ class Checkpoints:
                 )
                 damaged[round] = error
                 continue
-            for bad in damaged:  # what cannot be read must not count as one to fall back on
+            for bad in damaged:  # a damaged one is not kept to fall back on
                 aside = self.folder / f"damaged-{bad:09d}"
                 shutil.rmtree(aside, ignore_errors=True)
-                with contextlib.suppress(OSError):  # reading is allowed where writing is not
+                with contextlib.suppress(OSError):  # the folder may be read-only
                     self._path(bad).rename(aside)
             if round != rounds[-1]:
                 log.warning("resuming from round %d instead of round %d", round, rounds[-1])
@@ -156,7 +156,7 @@ class Checkpoints:
         return Saved(about["round"], arrays, about["config"], about.get("paths"))
 
     def _clear(self, pattern: str) -> None:
-        """Remove unfinished checkpoints; a writer that is just failing may add to one while it goes."""
+        """Remove unfinished checkpoints. A failing writer may still add files meanwhile."""
         for _ in range(10):
             for part in self.folder.glob(pattern):
                 shutil.rmtree(part, ignore_errors=True)
@@ -169,7 +169,7 @@ class Checkpoints:
 
 
 def _checkpointer() -> Any:
-    """One that waits for no other process: the first writes for all, and each reads for itself."""
+    """A checkpointer without synchronisation: the first process writes, and every process reads by itself."""
     import jax
     import orbax.checkpoint as ocp
 
@@ -188,7 +188,7 @@ def _interrupts_wait() -> Iterator[None]:
     """
     before = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(before):
-        yield  # no Ctrl-C comes here, or it is ignored
+        yield  # not the main thread, or Ctrl-C is ignored
         return
     pressed: list[Any] = []
 
@@ -208,7 +208,7 @@ def _interrupts_wait() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the tracebacks that orbax logs beside raising: the error says it once."""
+    """Suppress the tracebacks that orbax logs in addition to raising the error."""
     logger = logging.getLogger("absl")
     level = logger.level
     logger.setLevel(logging.CRITICAL)

@@ -1,4 +1,4 @@
-"""What simulator and deployment refuse before anything compiles, each with what, where and the remedy."""
+"""Checks before compilation, for simulation and deployment. Each message names the argument and the remedy."""
 
 import warnings
 
@@ -18,7 +18,7 @@ from fedstrata.problems.base import Problem
 
 
 def check_solves(algorithm: Algorithm, problem: Problem) -> tuple[Exchange, ...]:
-    """The exchanges of the algorithm on this problem: its oracle must be one that the problem has."""
+    """The exchanges of the algorithm on this problem. The problem must have the algorithm's oracle."""
     if not isinstance(algorithm, Algorithm):
         raise TypeError(f"algorithm={algorithm!r} is not an Algorithm; create one, e.g. fs.FedAvg(step_size=0.1)")
     if not isinstance(problem, Problem):
@@ -35,14 +35,14 @@ def check_solves(algorithm: Algorithm, problem: Problem) -> tuple[Exchange, ...]
     if needed is not None and not issubclass(problem.Oracle, needed):
         able = ", ".join(solvers(problem)) or "none of the library's algorithms"
         raise TypeError(
-            f"{type(algorithm).__name__} does not solve {type(problem).__name__} problems: it asks for a "
+            f"{type(algorithm).__name__} does not solve {type(problem).__name__} problems: it needs a "
             f"{needed.__name__}, and they have a {problem.Oracle.__name__}; these do: {able}"
         )
     return found
 
 
 def solvers(problem: Problem) -> list[str]:
-    """The known algorithms whose steps ask for an oracle that this problem has."""
+    """The known algorithms whose oracle this problem has."""
     from fedstrata.algorithms import known
 
     asks = {name: cls.oracle for name, cls in known().items()}
@@ -50,7 +50,7 @@ def solvers(problem: Problem) -> list[str]:
 
 
 def check_sizes(federation: Federation) -> None:
-    """Every split must be one whose rows can be numbered."""
+    """The number of rows of every split must fit into its index type."""
     for name, split in federation.splits.items():
         numbered(split.size, f"split {name!r}")
 
@@ -88,7 +88,7 @@ def check_private(privacy: Privacy | None, algorithm: Algorithm, problem: Proble
 
 
 def check_counts(problem: Problem, federation: Federation, rule: Sampler) -> None:
-    """Every client must have what its steps draw."""
+    """Every client must have rows in the splits that its steps draw from."""
     clients = max(split.clients for split in federation.splits.values())
     for name in sorted({*problem.streams.values()}):
         if federation[name].clients != clients:
@@ -99,7 +99,7 @@ def check_counts(problem: Problem, federation: Federation, rule: Sampler) -> Non
             )
         counts = np.asarray(federation[name].counts)
         if problem.may_lack and counts.max() > 0:
-            counts = np.where(counts > 0, counts, np.iinfo(np.int32).max)  # who has nothing is asked for nothing
+            counts = np.where(counts > 0, counts, np.iinfo(np.int32).max)  # clients without rows draw none
         if counts.min() < 1:
             empty = federation.names[int(counts.argmin())]
             raise ValueError(

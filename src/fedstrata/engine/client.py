@@ -1,4 +1,4 @@
-"""A client's half of an exchange: what it keeps, what it draws, its local steps, and what it sends."""
+"""A client's half of an exchange: its copies, its samples, its local steps, and the fields that it sends."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -23,7 +23,7 @@ from fedstrata.engine.visibility import ClientView
 from fedstrata.problems.base import Oracle, Problem
 
 Samples = Mapping[str, Sample]  # by stream
-AT_ONCE = 2**15  # bytes of examples (a core's nearest cache) up to which those of all steps are looked up at once
+AT_ONCE = 2**15  # bytes (a core's L1 cache): up to this size the examples of all steps are looked up at once
 
 
 class Client(NamedTuple):
@@ -31,14 +31,14 @@ class Client(NamedTuple):
 
     id: Array
     round: Array | int
-    starts: Mapping[str, Array]  # by split: where its rows begin, and how many they are
+    starts: Mapping[str, Array]  # by split: the first of its rows, and their number
     counts: Mapping[str, Array]
     key: PRNGKeyArray  # folded from (seed, round, client)
     lasting_key: PRNGKeyArray  # folded from (seed, client)
 
     @classmethod
     def of(cls, data: Flat, id: Array, place: Array, key: PRNGKeyArray, round: Array | int) -> "Client":
-        """The client that is the `place`-th of those whose data are at hand; `key` is the run's key for samples."""
+        """The client at position `place` of the context's data; `key` is the run's key for samples."""
         start, count = ({s: getattr(f, what)[place] for s, f in data.items()} for what in ("start", "count"))
         return cls(id, round, start, count, fold_in(fold_in(key, round), id), fold_in(fold_in(key, 2**31 - 1), id))
 
@@ -48,7 +48,7 @@ class Client(NamedTuple):
 
 
 def kept_fields(state: type) -> tuple[str, ...]:
-    """The fields of which a client has a copy until the round ends; of its own, for longer."""
+    """The fields of which a client has a copy during the round. `Local` ones last longer."""
     return select(state, lambda p: p.client_reads and p.merge != "union" and (p.down or not p.up))
 
 
@@ -63,17 +63,17 @@ def run_client(
     repetition: Array,
     reference: PlacedState | None = None,
 ) -> dict[str, Any]:
-    """What one client does in an exchange: the fields that it sends, and those it keeps.
+    """One client's work in an exchange. Returns the fields that it sends and those that it keeps.
 
     Args:
-        context: of the round; its data are those at hand.
-        exchange: what is received and sent.
-        client: who works.
-        copies: the fields that the client has kept.
-        received: the fields that come down now.
-        received_fields: those that it has received earlier in this round.
-        repetition: which repetition of the exchange this is.
-        reference: what its changes are clipped around, in a private run. The client continues from what it sends.
+        context: the context, with the data of this client among others.
+        exchange: the fields that are received and sent.
+        client: the client.
+        copies: its copies of fields from earlier exchanges.
+        received: the fields that it receives now.
+        received_fields: names of the fields that it received earlier in this round.
+        repetition: the number of this repetition of the exchange.
+        reference: in a private run, the values around which its changes are clipped. It continues from what it sent.
     """
     start = with_parts(context.template._replace(**copies), received)
     view = ClientView(context.algorithm, {*received_fields, *Exchange(0, exchange.receives, ()).fields})
@@ -130,7 +130,7 @@ def _local_work(
 
 
 def _function(context: RoundContext, phase: Phase, number: int, name: str, time: Clock) -> Callable[..., Any]:
-    """A function of a phase, of the algorithm with its schedules evaluated at this time."""
+    """A function of a phase, bound to the algorithm with its schedules evaluated at this clock."""
     now = at_time(context.algorithm, time, context.dtype)
     return getattr(phase if now is context.algorithm else now.phases(context.problem)[number], name)
 
@@ -138,10 +138,10 @@ def _function(context: RoundContext, phase: Phase, number: int, name: str, time:
 def _drawn(
     problem: Problem, shard: Shard, draws: Mapping[str, Index], clients: int
 ) -> Callable[[Array], dict[str, Sample]]:
-    """The samples of step i, given what was drawn for all steps.
+    """The samples of step i, from those drawn for all steps.
 
-    A few small examples are looked up for all steps and streams together: XLA takes every look-up in a large array for
-    a large one and shares it between threads, at the price of several small kernels.
+    A few small examples are looked up for all steps and streams together. XLA treats every look-up in a large array as
+    a large one and splits it between threads, which costs as much as several small kernels.
     """
     alike: dict[tuple, list[str]] = {}
     for stream, (index, _) in draws.items():
@@ -165,17 +165,17 @@ def _drawn(
 
 
 def _unroll(state: PlacedState, steps: int, clients: int) -> int:
-    """Few tiny steps are written out: a loop of tiny kernels costs more than what it does.
+    """Unroll a few tiny steps: a loop over tiny kernels costs more than the kernels.
 
-    Not so larger ones: XLA fuses what is written out into kernels that it deems worth two threads, and waking a thread
-    costs more than such a kernel.
+    Larger steps are not unrolled: XLA fuses unrolled steps into kernels for two threads, and waking a thread costs more
+    than such a kernel.
     """
     size = clients * sum(int(a.size) for a in jax.tree.leaves(state))
     return steps if steps <= 8 and size <= 1024 else 1
 
 
 def own_start(context: RoundContext, start: PlacedState, client: Array) -> dict[str, Any]:
-    """What a client only sends up, and its own rows of a pool, begin as the template in every exchange."""
+    """Fields that only go up, and a client's own rows of a pool, start from the template in every exchange."""
     out: dict[str, Any] = {}
     for field, place in placements(type(start)).items():
         value = getattr(context.template, field)
@@ -189,7 +189,7 @@ def own_start(context: RoundContext, start: PlacedState, client: Array) -> dict[
 
 
 def first_oracle(context: RoundContext, client: Client) -> tuple[Oracle, Clock]:
-    """The oracle on which a client prepares its fields before round 0."""
+    """The oracle of `init_client`, before round 0."""
     algorithm, problem = context.algorithm, context.problem
     shard, clock = client.shard(context.data), Clock.at(0, steps_of(algorithm))
     looked_at = [p.streams for p in algorithm.phases(problem)]

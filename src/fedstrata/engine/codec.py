@@ -55,7 +55,7 @@ def encode(arrays: Mapping[str, np.ndarray]) -> bytes:
     for name, array in arrays.items():
         if array.dtype.name not in DTYPES:
             raise TypeError(
-                f"message: {name} has dtype {array.dtype}, which does not travel; known: {', '.join(DTYPES)}"
+                f"message: {name} has dtype {array.dtype}, not supported in messages; supported: {', '.join(DTYPES)}"
             )
         header.append([name, array.dtype.name, list(array.shape)])
         little = array.astype(array.dtype.newbyteorder("<"), copy=False)
@@ -65,12 +65,12 @@ def encode(arrays: Mapping[str, np.ndarray]) -> bytes:
 
 
 def payload_bytes(message: bytes) -> int:
-    """The bytes of a message that are numbers rather than names: what the ledger counts."""
+    """The bytes of a message's arrays, without its header. The ledger counts these."""
     return len(message) - 8 - struct.unpack_from("<I", message, 4)[0]
 
 
 def decode(message: bytes) -> dict[str, np.ndarray]:
-    """The named arrays of a message; anything malformed is refused."""
+    """The named arrays of a message. Malformed messages are refused."""
     if len(message) < 8 or message[:4] != MAGIC:
         raise ValueError("message: not a FedStrata message (wrong first bytes)")
     length = struct.unpack_from("<I", message, 4)[0]
@@ -93,6 +93,6 @@ def decode(message: bytes) -> dict[str, np.ndarray]:
 
 
 def message(fields: Mapping[str, Any]) -> bytes:
-    """The fields of a state as they travel; of a pool, its rows (who wrote them is known from their order)."""
+    """The fields of a state as a message; of a pool, its rows (their order identifies who wrote them)."""
     values = {name: value.rows if isinstance(value, Pool) else value for name, value in fields.items()}
     return encode({path: array for name, value in values.items() for path, array in named_arrays(value, name).items()})

@@ -1,4 +1,4 @@
-"""The context of a round: everything that the rounds of a run look at and never change."""
+"""The context of a round: everything that all rounds of a run read and never change."""
 
 import dataclasses
 from typing import Any
@@ -25,31 +25,31 @@ Execution = str | int  # "vmap", "map", or the number of clients in a chunk
 
 
 def profiled(name: str) -> Any:
-    """A part of a round, which `fs.profile` finds again in a trace."""
+    """Name a part of a round, so that `fs.profile` finds it in a trace."""
     return jax.named_scope(f"fs.{name}")
 
 
 class RoundContext(eqx.Module):
-    """What to minimise, how, with whom and on which data. The simulator and a deployed site or server share it.
+    """Problem, algorithm, participation and data of a run. Simulations, sites and servers use the same class.
 
-    `at_start` fills in what belongs to one run: the algorithm with its hyper-parameters, and the start point.
+    `at_start` fills in the parts of one run: the algorithm with its hyper-parameters, and the start point.
     """
 
     problem: Problem
     algorithm: Algorithm
     sampler: Sampler
     participation: Selection
-    data: Flat  # of all clients, of one cohort, of one site, or nobody's: shapes only
-    counts: Array | None  # (N,) rows by which clients weigh; None: all alike
+    data: Flat  # of all clients, of one cohort, of one site, or shapes only
+    counts: Array | None  # (N,) rows by which clients are weighted; None: uniform weights
     total: float | None  # Σ counts
     exchanges: tuple[Exchange, ...] = eqx.field(static=True)
     clients: int = eqx.field(static=True)  # N, in the whole federation
     privacy: Privacy | None = eqx.field(static=True, default=None)
-    spread: Spread | None = eqx.field(static=True, default=None)  # how the clients lie on a device mesh
+    spread: Spread | None = eqx.field(static=True, default=None)  # clients over a device mesh
     in_cohort_order: bool = eqx.field(static=True, default=False)  # `data` are those of the cohort's clients only
     execution: Execution = eqx.field(static=True, default="vmap")
     template: Any = None  # one client's start value of every field
-    dtype: Any = eqx.field(static=True, default=None)  # of numbers that go with the parameters
+    dtype: Any = eqx.field(static=True, default=None)  # of scalars computed with the parameters
 
     def at_start(self, algorithm: Algorithm, x0: Vector) -> "RoundContext":
         """The context of one run: this algorithm from this start point."""
@@ -70,7 +70,7 @@ class RoundContext(eqx.Module):
         return self.participation.size(self.clients)
 
     def cohort(self, key: PRNGKeyArray, round: Array) -> Cohort:
-        """The clients of a round, weighted evenly or by their counts; `key` is the run's."""
+        """The cohort of a round, weighted uniformly or by counts; `key` is the run's."""
         with profiled("cohort"):
             return self._cohort(self.participation, key, round)
 
@@ -88,7 +88,7 @@ class RoundContext(eqx.Module):
             weights, share = present.astype(self.dtype), present.sum() / self.clients
         else:
             weights = jnp.where(present, self.counts[jnp.maximum(ids, 0)].astype(self.dtype), 0)
-            everyone = isinstance(participation, Everyone)  # all of it, and not all but a rounding error
+            everyone = isinstance(participation, Everyone)  # then the share is exactly one, without rounding
             share = jnp.ones((), self.dtype) if everyone else jnp.sum(weights) / self.total
         weights = weights / jnp.sum(weights)
         return Cohort(clock, jnp.maximum(ids, 0), present, weights, fold_in(now, 1), self.clients, share)
@@ -96,12 +96,12 @@ class RoundContext(eqx.Module):
     def noise(
         self, key: PRNGKeyArray, round: Array | int = -1, phase: int = 0, repetition: Array | int = 0
     ) -> PRNGKeyArray | None:
-        """The key of the noise on one merge, where clients are private; before round 0 the round is −1."""
+        """The key of the noise of one merge, in a private run; before round 0 the round is −1."""
         return None if self.privacy is None else noise_key(domain(key, "privacy"), round, phase, repetition)
 
 
 def start_values(algorithm: Algorithm, problem: Problem, x0: Vector) -> Any:
-    """The template: the state of `init_server`, with everything as arrays and its type checked."""
+    """The template: the state of `init_server` as arrays, with its type checked."""
     state = at_time(algorithm, Clock.at(0, steps_of(algorithm)), x0.scalar_dtype).init_server(problem, x0)
     if type(state) is not type(algorithm).State:
         raise TypeError(f"{type(algorithm).__name__}.init_server must return its State, not {type(state).__qualname__}")

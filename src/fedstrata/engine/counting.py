@@ -1,4 +1,4 @@
-"""How many examples the clients of a round draw, counted in 32 bits whatever their number."""
+"""The number of examples that the clients of a round draw, counted in 32 bits."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -14,12 +14,12 @@ from fedstrata.problems.base import Problem
 
 
 class Look(NamedTuple):
-    """What a client draws from one stream in a round: `times`, or `times` × what `Sampler.seen` gives for its rows."""
+    """Examples that a client draws from one stream in a round: `times`, or `times` × `Sampler.seen` of its rows."""
 
     split: str
     steps: list[int]
     times: int
-    alike: bool  # whether `times` is all of it
+    alike: bool  # the same for all clients: `times`
 
 
 def examples_seen(context: RoundContext, cohort: Cohort) -> Array:
@@ -36,12 +36,12 @@ def examples_seen(context: RoundContext, cohort: Cohort) -> Array:
 
 
 def counting_unit(context: RoundContext) -> int:
-    """Programs count examples as multiples of this, because the examples of a long round pass 32 bits."""
+    """Programs count examples in multiples of this unit, because a long round has more than 32 bits hold."""
     return _unit(_looks(context))
 
 
 def check_counted(context: RoundContext, sizes: Mapping[str, int]) -> None:
-    """Refuse a round of more examples than can be counted; sizes: the rows of every split."""
+    """Refuse a round with more examples than can be counted; sizes: the rows of every split."""
     looks, epochs, most = _looks(context), getattr(context.sampler, "per_round", None) or 1, 0
     for split, steps, times, alike in looks:
         drawn = context.sampler.rows(context.data[split].capacity) * len(steps) * context.cohort_size
@@ -49,7 +49,7 @@ def check_counted(context: RoundContext, sizes: Mapping[str, int]) -> None:
     if most // _unit(looks) >= 2**31:
         raise ValueError(
             f"a round may draw {most:,} examples, more than are counted (2**31 times {_unit(looks)}); take fewer local "
-            "steps or epochs a round, or a smaller cohort"
+            "steps or epochs per round, or a smaller cohort"
         )
 
 
@@ -65,7 +65,7 @@ def _unit(looks: Sequence[Look]) -> int:
 
 
 def _looks(context: RoundContext) -> list[Look]:
-    """What a client draws in a round, by stream."""
+    """Examples that a client draws in a round, by stream."""
     looks: list[Look] = []
     shape = lambda rows: jax.ShapeDtypeStruct((rows, 1), jnp.int32)
     for stream, steps in _draws(context.problem, context.algorithm.phases(context.problem)):
@@ -80,7 +80,7 @@ def _looks(context: RoundContext) -> list[Look]:
 
 
 def _draws(problem: Problem, phases: list[Phase]) -> list[tuple[str, list[int]]]:
-    """The local steps at which each stream is drawn from. Phases share the samples of a step, unless they are fresh."""
+    """The local steps that draw from each stream. Phases share the samples of a step, unless they are fresh."""
     shared: dict[tuple[str, int], set[int]] = {}
     fresh: list[tuple[str, list[int]]] = []
     for phase in phases:

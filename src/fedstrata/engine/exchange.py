@@ -9,7 +9,7 @@ from fedstrata.problems.base import Problem
 
 
 class Exchange(NamedTuple):
-    """Which fields come down at the start of a phase and go up at its end, and how often it happens in a round."""
+    """The fields that go down at the start of a phase and up at its end, and its repetitions in a round."""
 
     number: int  # of the phase
     receives: tuple[str, ...]
@@ -18,7 +18,7 @@ class Exchange(NamedTuple):
 
     @property
     def fields(self) -> frozenset[str]:
-        """The fields that clients have a value of once it has happened."""
+        """The fields of which clients have a value after this exchange."""
         return frozenset(field_of(path) for path in (*self.receives, *self.sends))
 
 

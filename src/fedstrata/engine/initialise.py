@@ -1,4 +1,4 @@
-"""How a run begins: the server's state, the starts of the first cohort, and every client's own fields."""
+"""The state before round 0: the server's, the starts of the first cohort, and every client's `Local` fields."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -23,15 +23,15 @@ from fedstrata.engine.server import merge, merged_fields
 from fedstrata.engine.slots import Slots, all_slots, every_client, slots_of
 from fedstrata.engine.visibility import ClientView, hide_local, server_view, show_server
 
-CHUNK = 256  # clients whose `init_client` runs at a time over a large federation
+CHUNK = 256  # clients per batch when `init_client` runs over a large federation
 
 
 class Start(NamedTuple):
     """The state of a run before round 0."""
 
     shared: PlacedState  # the server's state
-    first_round_starts: dict[str, Any]  # what the first rounds start from beside it, usually nothing
-    merged: dict[str, Any] | None = None  # what clients receive of each other's starts, if anything
+    first_round_starts: dict[str, Any]  # values of the first rounds in addition to it, usually none
+    merged: dict[str, Any] | None = None  # the merged starts that clients receive, if any
 
 
 def initialise(context: RoundContext, key: PRNGKeyArray) -> Start:
@@ -43,14 +43,14 @@ def initialise(context: RoundContext, key: PRNGKeyArray) -> Start:
 
 
 def start_apart(context: RoundContext, key: PRNGKeyArray, cohort: Cohort, slots: Slots) -> Start:
-    """The start where nothing is merged before round 0; the context has the data of the first cohort."""
+    """The start if nothing is merged before round 0. The context has the data of the first cohort."""
     fields = own_fields(context, key)
     own = starts_of(context, key, slots, context.execution, fields, init_one) if fields else {}
     return Start(blank(context, cohort.ids.shape[0]), own)
 
 
 def _start_merged(context: RoundContext, key: PRNGKeyArray) -> Start:
-    """The start where those of all clients are merged before round 0."""
+    """The start if all clients' starts are merged before round 0."""
     everyone = context.everyone(key)
     slots = all_slots(everyone, context.spread)
     whole = context.cohort_size == everyone.ids.shape[0]
@@ -70,14 +70,14 @@ def narrowed(
 ) -> Start:
     """The server's state after the starts of all clients were merged, with room for the rows of one cohort.
 
-    Where a cohort is not everyone, the first pools stand beside the state until their history has passed.
+    Under partial participation the first pools are kept apart from the state until their history has passed.
     """
     if context.cohort_size == everyone.ids.shape[0]:
         return Start(merged, {}, received)
     rows = select(type(merged), lambda p: p.held == "by cohort")
     empty, first = blank(context, context.cohort_size), {f: newest(getattr(merged, f)) for f in pools(context)}
     histories = {f: pool.history for f, pool in first.items()}
-    if len({*histories.values()}) > 1:  # the first pools of all clients come and go together
+    if len({*histories.values()}) > 1:  # the first pools end in the same round
         raise ValueError(
             f"{type(context.algorithm).__name__}: with a cohort all pools need one history, not {histories}"
         )
@@ -85,7 +85,7 @@ def narrowed(
 
 
 def first_rounds(starts: Mapping[str, Any]) -> int:
-    """How many rounds have a start beside the server's state: the history of a first pool, else the first one."""
+    """The number of rounds that use `first_round_starts`: the history of a first pool, else one."""
     histories = (value.history for value in starts.values() if isinstance(value, Pool))
     return max(histories, default=1) if starts else 0
 
@@ -121,7 +121,7 @@ def merge_starts(
 def pool_again(
     context: RoundContext, empty: PlacedState, merged: PlacedState, pooled: dict[str, Any], cohort: Cohort, slots: Slots
 ) -> Any:
-    """The server's state after `client_start`: the pools hold what it made of them."""
+    """The server's state after `client_start`, with the pools that it wrote."""
     anew = {f: merge("union", getattr(empty, f), pooled[f], cohort, slots) for f in pools(context)}
     return merged._replace(**anew)
 
@@ -132,12 +132,12 @@ def pools(context: RoundContext) -> tuple[str, ...]:
 
 
 def sent_at_start(context: RoundContext) -> tuple[str, ...]:
-    """What clients send before round 0, if anything is merged then."""
+    """The fields that clients send before round 0; none unless `merge_at_init`."""
     return select(context.state, lambda p: p.up) if context.algorithm.merge_at_init else ()
 
 
 def received_at_start(merged: PlacedState) -> dict[str, Any]:
-    """What `client_start` sees of the other clients."""
+    """The fields that `client_start` receives."""
     return {f: getattr(show_server(merged), f) for f in select(type(merged), lambda p: p.down)}
 
 
@@ -167,14 +167,14 @@ def initialise_local(context: RoundContext, key: PRNGKeyArray, merged: dict[str,
 
 
 def starts_differ(algorithm: Algorithm) -> bool:
-    """Whether clients choose how their own fields begin."""
+    """Whether clients set the starts of their `Local` fields."""
     return type(algorithm).init_client is not Algorithm.init_client or algorithm.merge_at_init
 
 
 def local_rows(
     context: RoundContext, key: PRNGKeyArray, slots: Slots, execution: Execution, merged: dict[str, Any] | None
 ) -> dict[str, Any]:
-    """How the Local fields of these clients begin, stacked."""
+    """The starts of the `Local` fields of these clients, stacked."""
     each = partial(starts_of, context, key, slots, execution, local_fields(context.state))
     return each(init_one) if merged is None else each(start_one, merged)
 
@@ -211,7 +211,7 @@ def init_one(context: RoundContext, client: Client) -> Any:
 
 
 def sent_one(context: RoundContext, client: Client) -> Any:
-    """The same as it leaves the client before round 0: in a private run its change from the template is clipped."""
+    """`init_one` as sent before round 0: in a private run its change from the template is clipped."""
     state = init_one(context, client)
     if context.privacy is None:
         return state
@@ -228,7 +228,7 @@ def start_one(context: RoundContext, client: Client, received: dict[str, Any]) -
 
 
 def _moved(context: RoundContext, key: PRNGKeyArray) -> set[str]:
-    """The fields that `init_client` really changes, found by tracing it: an untouched field is the same object."""
+    """The fields that `init_client` changes, found by tracing it: an unchanged field is the same object."""
     changed: set[str] = set()
 
     def trace(view: PlacedState) -> Any:

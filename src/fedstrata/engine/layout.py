@@ -1,7 +1,7 @@
-"""How a simulator keeps a state: which fields once, which by client, and how a cohort's rows are read and written.
+"""Storage of a simulated state: which fields are held once, which per client, and access to a cohort's rows.
 
-Derived from placements: `Local` fields are stacked over all clients (per-example memory lies flat, like its split),
-pools carry axes (history, cohort slot, row), everything else is held once.
+The layout follows from placements: `Local` fields are stacked over all clients (per-example memory is flat, like its
+split), pools have axes (history, cohort slot, row), everything else is held once.
 """
 
 from collections.abc import Mapping
@@ -18,19 +18,19 @@ from fedstrata.data.shard import View
 
 
 class FlatSplit(eqx.Module):
-    """A split on the device: flat rows, and where each client's begin."""
+    """A split on the device: flat rows, and the first row of each client."""
 
     examples: PyTree
     start: Any  # (N,)
     count: Any  # (N,)
     capacity: int = eqx.field(static=True)  # the largest count
-    order: Array | None = None  # (n,) on a mesh: where row j of the split lies among the examples
+    order: Array | None = None  # (n,) on a mesh: the position of row j among the examples
 
     def view(self, start: Array, count: Array) -> View:
         return View(self.examples, start, count, self.capacity)
 
     def bare(self) -> "FlatSplit":
-        """What a device has of it: nothing that is about all rows."""
+        """The split as one device has it, without `order`."""
         return FlatSplit(self.examples, self.start, self.count, self.capacity)
 
 
@@ -54,7 +54,7 @@ def stack_local(value: PyTree, clients: int, flat: Flat) -> PyTree:
 
 
 def window(value: PyTree, flat: Flat) -> PyTree:
-    """A client's own start value: per-example memory widened from one example to the window of one client."""
+    """A client's start value: per-example memory widened from one example to the window of one client."""
 
     def widen(node: PyTree) -> Any:
         if not isinstance(node, PerExample):
@@ -66,7 +66,7 @@ def window(value: PyTree, flat: Flat) -> PyTree:
 
 
 def read_rows(stacked: PyTree, ids: Array, flat: Flat, everyone: bool) -> PyTree:
-    """The rows of these clients; O(cohort) in memory traffic."""
+    """The rows of these clients, in O(cohort) memory traffic."""
 
     def read(node: PyTree) -> Any:
         if isinstance(node, PerExample):
@@ -104,7 +104,7 @@ def _size(split: FlatSplit) -> int:
 
 
 def empty_union(own: Pool, cohort: int) -> Pool:
-    """A pool as the server keeps it: (history, cohort slot, row), nothing valid yet."""
+    """A pool as the server stores it: (history, cohort slot, row), with no valid rows yet."""
     widen = lambda a: jnp.broadcast_to(a, (own.history, cohort, *a.shape))
     rows, client, valid = (jax.tree.map(widen, part) for part in (own.rows, own.client, own.valid))
     return Pool(rows, client, jnp.zeros_like(valid), own.capacity, own.history)
@@ -120,7 +120,7 @@ def push_union(union: Pool, own: Pool, ids: Array, present: Array) -> Pool:
 
 
 def newest(union: Pool) -> Pool:
-    """What the last round pooled."""
+    """The rows pooled in the last round."""
     rows, client, valid = (jax.tree.map(lambda a: a[-1:], part) for part in (union.rows, union.client, union.valid))
     return Pool(rows, client, valid, union.capacity, union.history)
 

@@ -1,4 +1,4 @@
-"""The byte ledger: what travels in a round, per field, from the state's type and shapes alone."""
+"""The ledger: bytes per round, field and direction, from the state's type and shapes alone."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Entry(NamedTuple):
-    """Bytes of one field in one direction, for one client in one exchange that happens `repeat` times a round.
+    """Bytes of one field in one direction, for one client, in an exchange with `repeat` repetitions per round.
 
     phase −1, repeat 0: sent once, before the first round (see `merge_at_init`), and in no round's total.
     """
@@ -28,8 +28,8 @@ class Entry(NamedTuple):
     direction: str  # "up" or "down"
     bytes: int
     repeat: int = 1
-    rejoining: int | None = None  # bytes for a client that missed rounds, where that is more
-    more_at_first: int = 0  # bytes more while the pool of all clients lasts, which a cohort's pool then replaces
+    rejoining: int | None = None  # bytes for a client that missed rounds, if more
+    more_at_first: int = 0  # additional bytes while the pool of all clients lasts, before a cohort's pool replaces it
 
 
 class Ledger(NamedTuple):
@@ -42,7 +42,7 @@ class Ledger(NamedTuple):
 
     @property
     def more_at_first(self) -> int:
-        """Bytes that a client receives beyond `total` in each round whose pool is of all clients, not of a cohort."""
+        """Bytes that a client receives beyond `total` in each round in which the pool of all clients lasts."""
         return sum(e.more_at_first * e.repeat for e in self.entries)
 
     @property
@@ -55,13 +55,13 @@ class Ledger(NamedTuple):
 
 
 def nbytes(value: PyTree) -> int:
-    """Bytes of a field's numbers; of a pool, one client's rows."""
+    """Bytes of a field; of a pool, those of one client's rows."""
     tree = value.rows if isinstance(value, Pool) else value
     return sum(int(np.prod(leaf.shape)) * np.dtype(leaf.dtype).itemsize for leaf in jax.tree.leaves(tree))
 
 
 def _check_parts(algorithm: Algorithm, paths: Sequence[str], template: PlacedState) -> None:
-    """A path like "h.1" must name a part that is there, and where parts of a field are named all of them must be."""
+    """A path like "h.1" must name an existing part. If some parts of a field are named, all must be."""
     named: dict[str, set[str]] = {}
     for path in paths:
         field, _, number = path.partition(".")
@@ -77,7 +77,7 @@ def _check_parts(algorithm: Algorithm, paths: Sequence[str], template: PlacedSta
 
 
 def ledger(context: "RoundContext") -> Ledger:
-    """What one client sends and receives in a round; nothing for a centralised method."""
+    """Bytes that one client sends and receives in a round; none for a centralised method."""
     if context.algorithm.centralised:
         return Ledger(())
     template = jax.eval_shape(lambda: context.template)
@@ -89,7 +89,7 @@ def ledger_of(
 ) -> Ledger:
     """The ledger from shapes alone: `template` is the state of `init_server`.
 
-    A pool comes down as the union of the cohort's rows, and in the first rounds as that of all clients (None: no more
+    A pool goes down as the union of the cohort's rows, and in the first rounds as that of all clients (None: no more
     than in a cohort).
     """
     places, entries = placements(type(algorithm).State), []

@@ -1,7 +1,7 @@
-"""Clients over a device mesh: every device has the data, the local state and the work of its own clients.
+"""Clients over a device mesh: each device has the data and `Local` fields of its clients and computes them.
 
-Client i lives on device i // each, so that a block of clients is a block of every array with a row per client. The rows
-of a split lie device by device, each block filled up to the longest one. What the server holds is on every device.
+Client i is on device i // each, so a block of clients is a block of every array with a row per client. The rows of a
+split are stored device by device, each block padded to the longest one. The server's state is on every device.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ AXIS = "clients"
 
 @dataclass(frozen=True)
 class Spread:
-    """So many clients over a mesh, in blocks of `each`; the last ones may be empty."""
+    """Clients over a mesh, in blocks of `each`. The last places may be empty."""
 
     mesh: Mesh
     clients: int
@@ -45,16 +45,16 @@ class Spread:
         return self.slots == self.clients
 
     def cut(self, tree: PyTree) -> PyTree:
-        """These arrays, as they will lie: the first axis over the devices."""
+        """These arrays with the first axis sharded over the devices."""
         return jax.lax.with_sharding_constraint(tree, NamedSharding(self.mesh, PartitionSpec(AXIS)))
 
     def whole(self, tree: PyTree) -> PyTree:
-        """These arrays, as they will lie: on every device."""
+        """These arrays replicated on every device."""
         return jax.lax.with_sharding_constraint(tree, NamedSharding(self.mesh, PartitionSpec()))
 
 
 def mesh_of(given: "int | str | Mesh | None") -> Mesh | None:
-    """The mesh that `mesh=` names: "all" devices, so many of them, or a mesh of one axis; None for one device."""
+    """The mesh of the option `mesh`: "all" devices, a number of them, or a mesh of one axis; None for one device."""
     if given is None:
         return None
     if isinstance(given, Mesh):
@@ -69,29 +69,29 @@ def mesh_of(given: "int | str | Mesh | None") -> Mesh | None:
     if given > len(devices):
         raise ValueError(
             f"mesh={given}: there are {len(devices)} devices; on a CPU the flag --xla_force_host_platform_device_count "
-            "in XLA_FLAGS makes more"
+            "in XLA_FLAGS creates more"
         )
     if jax.process_count() > 1 and given != len(devices):
-        raise ValueError(f"mesh={given}: with several processes all of their {len(devices)} devices take part")
+        raise ValueError(f"mesh={given}: with several processes the mesh must have all {len(devices)} devices")
     return Mesh(np.asarray(devices[:given]), (AXIS,))
 
 
 def on_devices(spread: Spread, function: Callable[[Any, Any], Any], same: PyTree, parts: PyTree) -> PyTree:
-    """function(same, parts) on every device, with its own block of every array in `parts` and in what it returns.
+    """function(same, parts) on every device, with that device's block of every array in `parts` and of the result.
 
-    `same` may hold anything, modules and functions too; its arrays are on every device.
+    `same` may contain modules and functions too. Its arrays are on every device.
     """
     arrays, rest = eqx.partition(same, eqx.is_array)
     body = lambda arrays, parts: function(eqx.combine(arrays, rest), parts)
     own = PartitionSpec(AXIS)
     there = jax.shard_map(
         body, mesh=spread.mesh, in_specs=(PartitionSpec(), own), out_specs=own, check_vma=False
-    )  # nothing inside speaks with other devices, so there is nothing to check
+    )  # no communication inside, so there is nothing to check
     return there(arrays, parts)
 
 
 def everywhere(tree: PyTree, mesh: Mesh) -> PyTree:
-    """The tree with every array on every device, save those that lie on the mesh already."""
+    """The tree with every array on every device, except those that are on the mesh already."""
     to = NamedSharding(mesh, PartitionSpec())
 
     def put(leaf: PyTree) -> Any:
@@ -106,14 +106,14 @@ def everywhere(tree: PyTree, mesh: Mesh) -> PyTree:
 
 
 def by_device(offsets: np.ndarray, spread: Spread, pooled: bool) -> np.ndarray:
-    """Where each device's rows begin and the last one's end: by its clients, or in equal parts if nobody owns them."""
+    """Offsets of each device's rows: by its clients, or in equal parts for pooled rows."""
     if pooled:
         return np.linspace(0, offsets[-1], spread.devices + 1).astype(np.int64)
     return offsets[np.minimum(np.arange(spread.devices + 1) * spread.each, spread.clients)]
 
 
 def in_blocks(examples: PyTree, bounds: np.ndarray, mesh: Mesh) -> tuple[PyTree, np.ndarray]:
-    """The rows of each device, filled up to the longest block with copies of a row; and where every row lies."""
+    """The rows of each device, padded to the longest block with copies of a row, and the position of every row."""
     counts = np.diff(bounds)
     long, sharding = max(1, int(counts.max())), NamedSharding(mesh, PartitionSpec(AXIS))
     check.numbered(len(counts) * long, "a mesh on which every device has as many rows as the fullest")
@@ -134,7 +134,7 @@ def in_blocks(examples: PyTree, bounds: np.ndarray, mesh: Mesh) -> tuple[PyTree,
 
 
 def per_client(values: np.ndarray, spread: Spread) -> Any:
-    """One whole number for every client, and nothing where there is none."""
+    """One whole number per client, zero at empty places."""
     filled = np.zeros((spread.slots,), np.int32)
     filled[: spread.clients] = values
     to = NamedSharding(spread.mesh, PartitionSpec(AXIS))

@@ -1,4 +1,4 @@
-"""One function for every slot of a round: all at once, one after the other, or in chunks, on one device or a mesh."""
+"""Apply one function to every slot of a round: all at once, one by one or in chunks, on one device or a mesh."""
 
 from collections.abc import Callable
 from typing import Any
@@ -23,9 +23,9 @@ def over_clients(
     slots: Slots,
     execution: Execution,
 ) -> Any:
-    """work(flat, given, row of stacked) for every slot, stacked: at once, one after the other, or in chunks.
+    """work(flat, given, row of stacked) for every slot, stacked: at once, one by one, or in chunks.
 
-    flat: the data, on a mesh those of the device; given: what all have in common.
+    flat: the data, on a mesh those of the device; given: values common to all slots.
     """
     if slots.spread is None:
         return _at_once(lambda row: work(flat, given, row), stacked, execution)
@@ -47,13 +47,13 @@ def _at_once(function: Callable, stacked: PyTree, execution: Execution) -> Any:
 
 
 def _present(function: Callable, stacked: PyTree, present: Array, execution: Execution, slots: Slots) -> Any:
-    """In chunks, as many as the slots that are taken need (they come first): devices share no cohort evenly."""
+    """Only as many chunks as there are taken slots, which come first: a cohort is uneven over devices."""
     count = present.shape[0]
     cohort = count if slots.at is None else slots.at.shape[0]
     quarter = -(-cohort * count // (4 * slots.ids.shape[0]))
     length = min(count, execution if isinstance(execution, int) else 1 if execution == "map" else quarter)
     chunk = lambda at: jax.tree.map(lambda a: jax.lax.dynamic_slice_in_dim(a, at, length), stacked)
-    many = jax.jit(jax.vmap(function))  # traced once, although it is asked for its shapes first
+    many = jax.jit(jax.vmap(function))  # jitted, so that shapes and loop share one trace
     out = jax.tree.map(
         lambda s: jnp.zeros((count, *s.shape[1:]), s.dtype), jax.eval_shape(lambda: many(chunk(jnp.array(0))))
     )
@@ -69,12 +69,12 @@ def _present(function: Callable, stacked: PyTree, present: Array, execution: Exe
 
 
 def _bare(flat: Flat) -> Any:
-    """The data without what is about all devices."""
+    """The data as one device has them."""
     return {name: split.bare() for name, split in flat.items()}
 
 
 def read_local(local: PyTree, flat: Flat, slots: Slots) -> PyTree:
-    """The clients' own fields of these slots."""
+    """The `Local` fields of these slots' clients."""
     if slots.spread is None:
         return read_rows(local, slots.places, flat, slots.everyone)
     read = lambda _, parts: read_rows(parts[0], parts[1], parts[2], slots.everyone)
@@ -82,7 +82,7 @@ def read_local(local: PyTree, flat: Flat, slots: Slots) -> PyTree:
 
 
 def write_local(local: PyTree, rows: PyTree, flat: Flat, slots: Slots) -> PyTree:
-    """The clients' own fields with those of these slots replaced."""
+    """The `Local` fields of all clients, with those of these slots replaced."""
     if slots.spread is None:
         return write_rows(local, rows, slots.places, slots.present, flat, slots.everyone)
 
@@ -94,7 +94,7 @@ def write_local(local: PyTree, rows: PyTree, flat: Flat, slots: Slots) -> PyTree
 
 
 def unspread(local: PyTree, flat: Flat, spread: Spread | None) -> PyTree:
-    """The local fields of all clients as one device would keep them: no empty places, rows of examples in order."""
+    """The `Local` fields of all clients as on one device: no empty places, rows of examples in order."""
     if spread is None:
         return local
 
@@ -107,7 +107,7 @@ def unspread(local: PyTree, flat: Flat, spread: Spread | None) -> PyTree:
 
 
 def spread_again(local: PyTree, flat: Flat, spread: Spread) -> PyTree:
-    """The other way round; the places without a client hold zeros."""
+    """The inverse of `unspread`. Places without a client are zero."""
 
     def wide(node: PyTree) -> Any:
         if isinstance(node, PerExample):

@@ -1,4 +1,4 @@
-"""Who takes part in a round, drawn in O(cohort)."""
+"""Participation rules: how the cohort of a round is drawn, in O(cohort)."""
 
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
@@ -14,7 +14,7 @@ from fedstrata.base.permutation import key_words, permute
 
 
 class Selection(eqx.Module):
-    """A rule that names the clients of a round."""
+    """A participation rule."""
 
     @property
     def full(self) -> bool:
@@ -67,8 +67,8 @@ class Uniform(Selection):
 class Weighted(Selection):
     """`count` different clients, drawn one after another with probability proportional to `weights`.
 
-    Each draw is a look-up in the cumulated weights, repeated until it hits a new client; where the largest weights
-    would make that slow, all clients are ranked by Gumbel noise instead (the same distribution, in O(population)).
+    Each draw is a look-up in the cumulative weights, repeated until it gives a new client. If large weights would make
+    that slow, all clients are ranked by Gumbel noise instead (the same distribution, in O(population)).
 
     Args:
         count: clients in a cohort.
@@ -76,7 +76,7 @@ class Weighted(Selection):
     """
 
     count: int
-    table: Any  # cumulated shares of 2³² where draws are looked up, log shares where all are ranked
+    table: Any  # cumulative shares of 2³² for look-ups, log shares for ranking
     rank_all: bool = eqx.field(static=True)
 
     def __init__(self, count: int, weights: ArrayLike):
@@ -87,7 +87,7 @@ class Weighted(Selection):
         if positive < count:
             raise ValueError(f"Weighted: {count} clients cannot be drawn, only {positive} have weight > 0")
         share = weights / weights.sum()
-        left = 1 - np.sort(share)[::-1][: max(count - 1, 0)].sum()  # the least mass that a last draw may aim at
+        left = 1 - np.sort(share)[::-1][: max(count - 1, 0)].sum()  # the smallest weight left for the last draw
         self.count, self.rank_all = count, bool(left < 0.01)
         total = np.cumsum(share)
         cumulated = np.minimum(np.floor(total / total[-1] * 2.0**32), 2**32 - 1).astype(np.uint32)
@@ -110,7 +110,7 @@ class Weighted(Selection):
         def more(state: tuple) -> tuple:
             ids, found, tries = state
             bits = jax.random.bits(jax.random.fold_in(key, tries), dtype=jnp.uint32)
-            bits = jnp.minimum(bits, jnp.uint32(2**32 - 2))  # the last word would fall beyond every client with weight
+            bits = jnp.minimum(bits, jnp.uint32(2**32 - 2))  # the largest word would be beyond all clients with weight
             new = jnp.minimum(jnp.searchsorted(table, bits, side="right"), clients - 1).astype(jnp.int32)
             is_new = jnp.all(ids != new)
             return jnp.where(is_new, ids.at[found].set(new), ids), found + is_new.astype(jnp.int32), tries + 1
@@ -120,7 +120,7 @@ class Weighted(Selection):
 
 
 class Given(Selection):
-    """A schedule of cohorts, which starts again when it ends.
+    """A schedule of cohorts, repeated when it ends.
 
     Args:
         ids: row r has the numbers of the clients of round r; −1 leaves a slot empty.
@@ -140,7 +140,7 @@ class Given(Selection):
                 f"Given: round {empty[0] if empty else 0} of the schedule has zero clients; name at least one"
             )
         if any(len({i for i in row if i >= 0}) != sum(i >= 0 for i in row) for row in rows):
-            raise ValueError("Given: a client stands twice in one round of the schedule")
+            raise ValueError("Given: a client occurs twice in one round of the schedule")
         width = max(map(len, rows))
         self.ids = np.array([row + [-1] * (width - len(row)) for row in rows], np.int32)
         self.filled = bool(np.all(self.ids >= 0))
@@ -162,7 +162,7 @@ class Given(Selection):
 
 
 def selection(cohort: "int | Selection | None") -> Selection:
-    """The rule behind the option `cohort` of `fs.run`.
+    """The participation rule of the option `cohort` of `fs.run`.
 
     Args:
         cohort: None for everyone, a number of clients for a uniform draw, or a rule.
@@ -174,5 +174,5 @@ def selection(cohort: "int | Selection | None") -> Selection:
     if isinstance(cohort, (int, np.integer)) and not isinstance(cohort, bool):
         return Uniform(int(cohort))
     raise TypeError(
-        f"cohort={cohort!r} must be None (everyone), a number of clients, or a rule such as fs.cohort.Weighted"
+        f"cohort={cohort!r} must be None (everyone), a number of clients, or a rule such as fs.participation.Weighted"
     )

@@ -1,24 +1,23 @@
-"""Differential privacy at the merge: every client's change is clipped, and the mean of all is noised.
+"""Differential privacy at the merge: every client's change is clipped, and the mean is noised.
 
-One exchange is one Gaussian mechanism. What a client sends up to be averaged (its `Averaged` and `Reported` fields,
-all together) is a *reference* plus a change; the change is clipped to a norm of at most `clip`, so that leaving it
-out moves the weighted mean by at most clip × weight. Noise of standard deviation noise × clip × (largest weight)
-hides that.
+One exchange is one Gaussian mechanism. The `Averaged` and `Reported` fields that a client sends, taken together, are a
+*reference* plus a change. The change is clipped to a norm of at most `clip`, so that leaving it out moves the weighted
+mean by at most clip × weight. Noise of standard deviation noise × clip × (largest weight) hides that.
 
-**The reference** of a field is what the server told the clients of it last in this round; before that, and always for
-a `Reported` field, its template (the start value of `init_server`). In a round of one exchange that is the round's
-start. Where a round has several, what was told last is nearer than what was told first: what others did in earlier
-exchanges is then no part of the change that is clipped. A reference is valid because it never depends on a client's
-data except through means that were noised before, and because all clients of an exchange have the same: the mean is
-the reference plus the mean of clipped changes. No message grows by it. A client's own starts (`init_client`), its
-copies of fields and its `Local` fields are no references; what they change counts as change.
+**The reference** of a field is the value that the server sent last in this round. Before that, and always for a
+`Reported` field, it is the template (the start value of `init_server`). In a round of one exchange it is the round's
+start. In a round of several, the last value is nearer than the first: the clipped change then excludes what other
+clients did in earlier exchanges. A reference is valid for two reasons. It depends on a client's data only through means
+that were noised before. And all clients of an exchange have the same one, so the mean is the reference plus the mean of
+clipped changes. Messages do not grow. A client's starts (`init_client`), its copies of fields and its `Local` fields
+are not references; their effect counts as change.
 
-**What is promised**: (ε, δ) for neighbours that differ in one client's changes, in all exchanges, being replaced by
-none, against everyone who sees what the server sends, and the result. The server itself is trusted (it sees single
-answers, unless a secure sum hides them). Who takes part, clients' weights and the shapes of data count as known. Not
-covered: accepted rows, exact evaluations on clients' data (the columns of a simulation's history), and what a user
-chooses by them. Numbers are floats: the bound holds up to rounding, and the noise is not hardened against attacks on
-its last bits.
+**The guarantee**: (ε, δ) for neighbours that differ in one client's changes, in all exchanges, being replaced by none,
+against everyone who sees the server's messages and the result. The server itself is trusted (it sees single replies,
+unless a secure sum hides them). Participation, clients' weights and the shapes of data count as public. Not covered:
+accepted rows, exact evaluations on clients' data (the columns of a simulation's history), and a user's choices based on
+them. Numbers are floats: the bound holds up to rounding, and the noise is not hardened against attacks on its last
+bits.
 """
 
 import math
@@ -41,13 +40,13 @@ from fedstrata.problems.base import Problem
 
 @dataclass(frozen=True)
 class Privacy:
-    """How much one client may change in an exchange, and how much noise hides it.
+    """The largest change of one client in an exchange, and the noise that hides it.
 
     Args:
         clip: the largest Euclidean norm of a client's change, over all its `Averaged` and `Reported` fields together.
         noise: the noise multiplier; the mean's noise has standard deviation noise × clip × the largest weight.
         delta: the δ at which ε is reported.
-        accept: `Pooled` and `Gathered` fields whose rows may leave as they are.
+        accept: `Pooled` and `Gathered` fields whose rows may leave a client unprotected.
 
     >>> Privacy(clip=1.0, noise=2.0).noise
     2.0
@@ -70,7 +69,7 @@ class Privacy:
         object.__setattr__(self, "accept", tuple(self.accept))
 
     def check(self, algorithm: Algorithm, problem: Problem) -> None:
-        """Refuse an algorithm of which more leaves a client than means, unless that was accepted."""
+        """Refuse an algorithm that sends rows, not only means, unless their fields were accepted."""
         if algorithm.centralised:
             raise ValueError(
                 f"privacy: {type(algorithm).__name__} is centralised: it has all data and merges nothing; choose a "
@@ -79,19 +78,19 @@ class Privacy:
         check_rows(algorithm, problem, self.accept, "noise on means does not protect", "Privacy(accept=...)")
 
     def clipped(self, state: PlacedState, reference: PlacedState, sends: tuple[str, ...]) -> Any:
-        """A client's state with what it sends of means clipped round the reference."""
+        """A client's state, with the fields that are averaged clipped around the reference."""
         paths = means(type(state), sends)
         of = lambda source: {path: part(source, path) for path in paths}
         return with_parts(state, clipped(of(state), of(reference), self.clip))
 
     def noised(self, merged: Mapping[str, Any], state: type, weights: Array, key: PRNGKeyArray) -> dict[str, Any]:
-        """What was merged, with noise on its means; `weights` are the clients' that are present, others' are zero."""
+        """The merged fields with noise on the means; `weights` of absent clients are zero."""
         found = {path: merged[path] for path in means(state, tuple(merged))}
         return {**merged, **(noised(found, key, self.noise * self.clip * jnp.max(weights)) if self.noise else {})}
 
 
 def check_rows(algorithm: Algorithm, problem: Problem, accept: tuple[str, ...], why: str, remedy: str) -> None:
-    """Refuse rows that leave a client on their own, unless their fields were accepted by name."""
+    """Refuse rows of single clients, unless their fields were accepted by name."""
     rows = select(type(algorithm).State, lambda p: p.up and p.merge != "mean")
     for field in accept:
         if field not in rows:
@@ -107,7 +106,7 @@ def check_rows(algorithm: Algorithm, problem: Problem, accept: tuple[str, ...], 
 
 
 def means(state: type, paths: tuple[str, ...]) -> tuple[str, ...]:
-    """Those of the paths that are sent to be averaged."""
+    """The paths whose fields are averaged."""
     places = placements(state)
     return tuple(path for path in paths if places[field_of(path)].up and places[field_of(path)].merge == "mean")
 
@@ -127,7 +126,7 @@ def next_reference(reference: PlacedState, received: Mapping[str, Any]) -> Any:
 def clipped(sent: Mapping[str, Any], reference: Mapping[str, Any], clip: float) -> dict[str, Any]:
     """reference + (sent − reference) × min(1, clip / ‖sent − reference‖), one norm over all arrays of all fields.
 
-    A change that is not finite counts as none: else it would tell more than the clipped ones may.
+    A change that is not finite counts as none. Otherwise it would reveal more than clipped changes may.
     """
     new, structure = jax.tree.flatten(dict(sent))
     old = jax.tree.leaves(dict(reference))
@@ -137,13 +136,13 @@ def clipped(sent: Mapping[str, Any], reference: Mapping[str, Any], clip: float) 
     changes = [a.astype(wide) - b.astype(wide) for a, b in zip(new, old, strict=True)]
     largest = jnp.max(jnp.stack([jnp.max(jnp.abs(c), initial=0.0) for c in changes]))
     smallest = float(jnp.finfo(wide).tiny)
-    # Squares of large numbers would overflow, and the largest have a reciprocal that is taken for zero.
+    # Squares of large numbers would overflow, and reciprocals of the largest ones are flushed to zero.
     unit = jnp.clip(jnp.where(jnp.isfinite(largest), largest, 1), smallest, 1 / smallest)
     scaled = jnp.sqrt(sum((jnp.sum((c / unit) ** 2) for c in changes), start=jnp.zeros((), wide)))
     norm = unit * scaled
     inside, finite = norm <= clip, jnp.isfinite(largest)
     factor = clip / jnp.where(inside, clip, norm)
-    tiny = factor < smallest  # taken for zero: then the change is scaled first
+    tiny = factor < smallest  # flushed to zero: then the change is scaled first
 
     def settle(a: Array, b: Array, change: Array) -> Array:
         short = jnp.where(tiny, change / unit * (clip / jnp.where(tiny, scaled, 1)), factor * change)
@@ -154,7 +153,7 @@ def clipped(sent: Mapping[str, Any], reference: Mapping[str, Any], clip: float) 
 
 
 def noised(merged: Mapping[str, Any], key: PRNGKeyArray, std: Array | float) -> dict[str, Any]:
-    """Gaussian noise of one standard deviation on every number, from a key of its own for every array."""
+    """Gaussian noise of one standard deviation on every number, with a separate key for every array."""
     leaves, structure = jax.tree.flatten(dict(merged))
     out = []
     for number, leaf in enumerate(leaves):
@@ -170,7 +169,7 @@ def noise_key(key: PRNGKeyArray, round: Array | int, phase: int, repetition: Arr
 
 
 class Spent(NamedTuple):
-    """What one run has cost the client that took part in the most exchanges (where phases have a `when`, a bound).
+    """The privacy cost of one run to its most frequent client (an upper bound if phases have a `when`).
 
     Several runs on the same data, over seeds or swept values, cost the sum of their exchanges.
     """
@@ -188,16 +187,16 @@ class Spent(NamedTuple):
 
 
 def mechanisms(algorithm: Algorithm, rounds: Sequence[Exchange]) -> tuple[int, int]:
-    """Exchanges that release a mean: once before round 0, and at most in a round, whose exchanges are given."""
+    """The number of exchanges that release a mean: before round 0, and at most in a round."""
     state = type(algorithm).State
     once = bool(algorithm.merge_at_init and means(state, state._fields))
     return int(once), sum(exchange.repeat for exchange in rounds if means(state, exchange.sends))
 
 
 def epsilon(noise: float, exchanges: int, delta: float) -> float:
-    """ε at δ of so many Gaussian mechanisms with this noise multiplier, by Rényi divergences (dp-accounting).
+    """ε at δ of `mechanisms` Gaussian mechanisms with this noise multiplier, by Rényi divergences (dp-accounting).
 
-    No amplification by sampling is claimed: who takes part follows from a seed that all participants know.
+    No amplification by sampling is claimed: cohorts follow from a seed that is public to all participants.
     """
     try:
         import dp_accounting

@@ -1,4 +1,4 @@
-"""The round: the only loop over clients. No algorithm has such a loop."""
+"""The round, with the only loop over clients. Algorithms have none."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -35,13 +35,13 @@ def run_round(
     """One round; returns the server's state and the Local fields of the cohort after it.
 
     Args:
-        context: of the run.
+        context: the context of the run.
         cohort: the clients of this round.
-        slots: where they are worked on.
-        key: the run's.
+        slots: their slots.
+        key: the run's key.
         shared: the server's state.
-        rows: the Local fields of the cohort, stacked.
-        first_round_starts: what the first rounds start from beside the server's state; usually nothing.
+        rows: the `Local` fields of the cohort, stacked.
+        first_round_starts: values of the first rounds in addition to the server's state; usually none.
     """
     pools = {field: value for field, value in first_round_starts.items() if isinstance(value, Pool)}
     starts = {field: value for field, value in first_round_starts.items() if field not in pools}
@@ -60,9 +60,9 @@ def run_round(
 
 
 def _repeat(slots: Slots, cohort: Cohort, phase: Phase, step: Callable, state: tuple) -> tuple:
-    """An exchange several times over, or under a condition, as one loop of the program."""
+    """Repetitions of an exchange, possibly masked by `when`, as one loop of the program."""
     shared, copies, reference = state
-    # A loop needs the same copies before and after: what a client has not got yet starts as the server's.
+    # A loop has the same copies before and after, so copies not yet received start as the server's values.
     missing = [f for f, p in placements(type(shared)).items() if p.down and p.merge != "union" and f not in copies]
     wide = lambda a: jnp.broadcast_to(a, (slots.ids.shape[0], *a.shape))
     copies = {**{f: jax.tree.map(wide, getattr(shared, f)) for f in missing}, **copies}
@@ -91,7 +91,7 @@ def _exchange(
 ) -> tuple[Any, dict[str, Any], Any]:
     """Clients receive, work and send; the server merges and steps.
 
-    `state` and what is returned: the server's state, the clients' copies, and the reference of a private run.
+    `state` and the result: the server's state, the clients' copies, and the reference of a private run.
     """
     shared, copies, reference = state
     received, noise = broadcast(exchange, shared, pools, own_starts), None
@@ -113,7 +113,7 @@ def _exchange(
             reference=reference,
         )
 
-    # What all clients share travels to every device; the data, and the counts that lie with them, do not.
+    # Values common to all clients are copied to every device; the data and their counts are not.
     common = dataclasses.replace(context, data={}, counts=None, total=None)
     given = (common, cohort.clock.round, received, reference, repetition, domain(key, "sample"))
     with profiled("local"):

@@ -1,4 +1,4 @@
-"""What a run leaves behind as files: the solution by the names of its arrays, and the model where there is one."""
+"""The files of a run's result: the solution by the names of its arrays, and the model if there is one."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,7 +21,7 @@ from fedstrata.problems.pairwise.problem import Pairwise
 
 
 def keep_model(folder: Path, problem: Problem, solution: Vector, info: Mapping[str, Any]) -> list[Path]:
-    """`solution.npz`, and `model.npz` for `fs.load_model` where the problem was made from a model. What was written."""
+    """Write `solution.npz`, and `model.npz` for `fs.load_model` if the problem has a model. Returns the paths."""
     kept = [keep_solution(folder, solution)]
     if isinstance(model_of(problem), Model):
         kept.append(save_trained(folder / "model.npz", problem, solution.tree, info))
@@ -29,7 +29,7 @@ def keep_model(folder: Path, problem: Problem, solution: Vector, info: Mapping[s
 
 
 def keep_solution(folder: Path, solution: Vector) -> Path:
-    """The arrays of the parameters by their names: `params['weight']`."""
+    """Write the arrays of the parameters by name: `params['weight']`."""
     arrays = named_arrays(solution.tree, "params")
     with replacing(folder / "solution.npz") as path, path.open("wb") as file:
         np.savez(file, **cast(Any, arrays))
@@ -43,10 +43,10 @@ def save_trained(
     info: Mapping[str, Any],
     federation: Federation | None = None,
 ) -> Path:
-    """The model that these parameters of a problem belong to, as a file that `fs.load_model` reads.
+    """Write the problem's model with these parameters as a file that `fs.load_model` reads.
 
-    A problem that was made from a plain function has none: its parameters are saved alone. federation: the training
-    data, with which a ranking is saved with a threshold.
+    A problem made from a plain function has no model: only its parameters are saved. federation: the training data,
+    for the threshold of a ranking.
     """
     model, limit = model_of(problem), None
     if isinstance(model, Raveled):
@@ -58,7 +58,7 @@ def save_trained(
 
 
 def task_of(problem: Problem) -> Task | None:
-    """What the outputs of a problem's model are; None where only a user's function knows."""
+    """The kind of output of a problem's model; None for a user's function."""
     loss = getattr(problem, "loss", None)
     if isinstance(problem, Pairwise):
         return "ranking"
@@ -69,7 +69,7 @@ def task_of(problem: Problem) -> Task | None:
 
 
 def training_threshold(problem: Pairwise, trained: TrainedModel, federation: Federation) -> float | None:
-    """The score above which as many training rows lie as are positive; None where scores are not finite."""
+    """The score above which there are as many training rows as positives; None if scores are not finite."""
     own = {problem.first, problem.second} == {"positives", "negatives"}
     splits = [federation[name] for name in ((problem.first, problem.second) if own else ("train",))]
     scores = np.concatenate([trained.outputs(np.asarray(split.examples["x"])) for split in splits]).astype(np.float64)
@@ -81,7 +81,7 @@ def training_threshold(problem: Pairwise, trained: TrainedModel, federation: Fed
 
 
 def threshold_for(scores: np.ndarray, count: int) -> float:
-    """A threshold with `count` scores above it, half way to the next one; with ties, as nearly so many as can be.
+    """A threshold with `count` scores above it, half way to the next one; with ties, the nearest possible count.
 
     >>> threshold_for(np.array([3.0, 1.0, 2.0, 0.0]), 2)
     1.5

@@ -1,4 +1,4 @@
-"""The server's half of an exchange: merge what clients sent, by placement, and step."""
+"""The server's half of an exchange: merge the clients' fields by placement, then the server step."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -22,13 +22,13 @@ from fedstrata.engine.visibility import server_view, show_server
 def broadcast(
     exchange: Exchange, shared: PlacedState, pools: Mapping[str, Pool], without: frozenset[str] = frozenset()
 ) -> dict[str, Any]:
-    """What every client receives at the start of an exchange.
+    """The fields that every client receives at the start of an exchange.
 
     Args:
-        exchange: which fields come down.
+        exchange: which fields go down.
         shared: the server's state.
-        pools: those of all clients before round 0, while their history lasts.
-        without: fields that the clients start from values of their own.
+        pools: the pools of all clients from before round 0, while their history lasts.
+        without: fields for which each client has its own start value.
     """
     values = {f: part(shared, f) for f in exchange.receives if field_of(f) not in without}
     return {f: flat_union(v, pools.get(f)) if isinstance(v, Pool) else v for f, v in values.items()}
@@ -45,17 +45,17 @@ def run_server(
     noise: PRNGKeyArray | None = None,
     merged_already: Mapping[str, Any] | None = None,
 ) -> Any:
-    """The server's state after an exchange: what was sent is merged, and the server steps.
+    """The server's state after an exchange: the merge, then the server step.
 
     Args:
-        context: of the round.
-        exchange: what was sent.
+        context: the context of the round.
+        exchange: which fields were sent.
         shared: the server's state before.
         sent: the clients' fields, stacked by slot.
-        cohort: who takes part.
-        slots: where each client of the cohort is among the stacked rows.
+        cohort: the clients of the round.
+        slots: the position of each client of the cohort among the stacked rows.
         noise: the key of this exchange's noise, in a private run.
-        merged_already: fields that came merged, from a secure sum.
+        merged_already: fields that arrive merged, from a secure sum.
     """
     with profiled("merge"):
         merged = merged_fields(
@@ -82,14 +82,14 @@ def merged_fields(
     noise: PRNGKeyArray | None = None,
     merged_already: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """What was sent, merged by placement, with noise in a private run."""
+    """The fields that were sent, merged by placement, with noise in a private run."""
     places, ready = placements(type(shared)), merged_already or {}
     one = lambda f: merge(places[field_of(f)].merge, part(shared, f), sent[f], cohort, slots)
     merged = {f: ready[f] if f in ready else one(f) for f in paths}
     if context.privacy is None:
         return merged
     if noise is None:
-        raise ValueError("a private run merges nothing without a key for its noise")
+        raise ValueError("a private run needs a key for the noise of every merge")
     weights = jnp.where(cohort.present, cohort.weights, 0)
     return context.privacy.noised(merged, type(shared), weights, noise)
 
@@ -102,14 +102,14 @@ def merge(how: str | None, old: PyTree, stacked: PyTree, cohort: Cohort, slots: 
 
 
 def weighted_mean(stacked: Array, slots: Slots) -> Array:
-    """Σ_i w_i a_i over the clients that are present, in the dtype of a."""
+    """Σ_i w_i a_i over the clients present, in the dtype of a."""
     if not jnp.issubdtype(stacked.dtype, jnp.inexact):
         raise TypeError(f"a field of dtype {stacked.dtype} cannot be averaged; keep counts as floats, or use Gathered")
-    # What an empty slot computed must not matter, even where it is not finite.
+    # Values of an empty slot must not matter, even if they are not finite.
     present = slots.present.reshape((-1,) + (1,) * (stacked.ndim - 1))
     wide = widest(stacked.dtype, slots.weights.dtype)  # narrow floats are summed in float32
-    # GPUs round the factors of a float32 product to ten bits unless told otherwise: the weights would no longer sum to
-    # one, and methods that sum such means up (control variates) would drift.
+    # By default GPUs round the factors of a float32 product to ten bits. The weights would no longer sum to one, and
+    # methods that accumulate such means (control variates) would drift.
     weights, values = slots.weights.astype(wide), jnp.where(present, stacked, 0).astype(wide)
     mean = jnp.tensordot(weights, values, axes=1, precision="highest")
     return mean.astype(stacked.dtype)

@@ -1,4 +1,4 @@
-"""Slots: where the clients of a round are worked on, in the cohort's order or device by device on a mesh."""
+"""Slots: where the clients of a round are computed, in the cohort's order or device by device on a mesh."""
 
 from typing import NamedTuple
 
@@ -13,20 +13,20 @@ from fedstrata.engine.participation import Everyone
 
 
 class Slots(NamedTuple):
-    """One slot per client that is worked on."""
+    """The slots of a round, one per client."""
 
     ids: Array
     present: Array
     weights: Array
     everyone: bool  # the slots are all clients, in order
     full: bool  # no slot is empty
-    at: Array | None = None  # where the cohort's slots are among these; None: in the same places
+    at: Array | None = None  # positions of the cohort's slots among these; None: the same
     spread: Spread | None = None
-    seats: Array | None = None  # where the data of each slot's client are, if only those of these slots are at hand
+    seats: Array | None = None  # position of the data of each slot's client, if the data are only those of these slots
 
     @property
     def places(self) -> Array:
-        """Where the slots' clients are among those whose data are at hand: all, or on a mesh the device's own."""
+        """Positions of the slots' clients in the data: of all clients, or on a mesh of the device's."""
         if self.seats is not None:
             return self.seats
         return self.ids if self.spread is None else self.ids % self.spread.each
@@ -36,7 +36,7 @@ class Slots(NamedTuple):
         return stacked if self.at is None else jax.tree.map(lambda a: a[self.at], stacked)
 
     def keep_present(self, new: PyTree, old: PyTree) -> PyTree:
-        """New rows of the slots that are taken, and old rows of the empty ones."""
+        """New rows for taken slots, old rows for empty ones."""
         if self.full:
             return new
         here = lambda a: self.present.reshape((-1,) + (1,) * (a.ndim - 1))
@@ -68,20 +68,20 @@ def _some_slots(cohort: Cohort, full: bool, spread: Spread | None) -> Slots:
     """The cohort's slots; on a mesh, as many on each device as it could need."""
     if spread is None:
         return Slots(cohort.ids, cohort.present, cohort.weights, False, full)
-    size = min(cohort.ids.shape[0], spread.each)  # the most that one device may have to work on
+    size = min(cohort.ids.shape[0], spread.each)  # the most clients of one device
     home = cohort.ids // spread.each
     there = (home[:, None] == jnp.arange(spread.devices, dtype=jnp.int32)[None, :]) & cohort.present[:, None]
     rank = jnp.sum(jnp.where(there, jnp.cumsum(there, axis=0), 0), axis=1, dtype=jnp.int32) - 1
     at = jnp.where(cohort.present, home * size + rank, spread.devices * size)
     put = lambda start, values: start.at[at].set(values, mode="drop")
-    first = jnp.repeat(jnp.arange(spread.devices, dtype=jnp.int32) * spread.each, size)  # an empty slot's stand-in
+    first = jnp.repeat(jnp.arange(spread.devices, dtype=jnp.int32) * spread.each, size)  # stand-in for empty slots
     ids, present = put(first, cohort.ids), put(jnp.zeros(first.shape, bool), cohort.present)
     weights = put(jnp.zeros(first.shape, cohort.weights.dtype), cohort.weights)
     return Slots(ids, present, weights, False, False, jnp.minimum(at, first.shape[0] - 1), spread)
 
 
 def every_client(clients: int, spread: Spread | None) -> Slots:
-    """All clients, whoever is in the first cohort; on a mesh also the places without one."""
+    """Slots of all clients, independent of any cohort; on a mesh also the places without one."""
     size = clients if spread is None else spread.slots
     ids = jnp.arange(size, dtype=jnp.int32)
     here = ids < clients
@@ -89,7 +89,7 @@ def every_client(clients: int, spread: Spread | None) -> Slots:
 
 
 def seated(ids: Array, weights: Array | None = None) -> Slots:
-    """These clients, −1 where there is none, whose data are at hand in this order."""
+    """Slots of these clients (−1: empty), whose data are in this order."""
     here, seats = ids >= 0, jnp.arange(ids.shape[0], dtype=jnp.int32)
     weights = here.astype(float) if weights is None else jnp.where(here, weights[ids], 0)
     return Slots(jnp.maximum(ids, 0), here, weights, False, True, seats=seats)

@@ -1,4 +1,4 @@
-"""Start points: what `params` may be, as arrays of every seed."""
+"""Start points: the option `params` as arrays, for every seed."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ from fedstrata.problems.base import Problem, model_of
 
 
 def start_points(problem: Problem, params: PyTree, seeds: list[int]) -> Vector:
-    """x0 of every seed: given arrays, a function of a key, or the problem's own start."""
+    """x0 of every seed: given arrays, a function of a key, or the start of the problem's model."""
     keys = jnp.stack([seed_key(s) for s in seeds])
     if params is not None and not _is_start_function(params):
         given = Vector(_as_arrays_by_name(params))
@@ -47,7 +47,7 @@ def _started(params: PyTree, key: PRNGKeyArray) -> Any:
 
 
 def _as_arrays_by_name(params: PyTree) -> Any:
-    """Start values as arrays; what is none is refused by its name."""
+    """Start values as arrays. Other leaves are refused by name."""
 
     def one(path: tuple, leaf: PyTree) -> Any:
         try:
@@ -64,12 +64,12 @@ def _as_arrays_by_name(params: PyTree) -> Any:
 
 
 def check_fit(problem: Problem, x: Vector) -> None:
-    """Parameters must be those of the problem's model, where it was made from one."""
+    """Parameters must fit the problem's model, if it has one."""
     if not isinstance(model := model_of(problem), Model):
         return
     try:
         like = jax.eval_shape(problem.init, jax.random.key(0))
-    except ValueError:  # its parameters are not the model's
+    except ValueError:  # the problem's parameters are not the model's
         return
     leaves = jax.tree_util.tree_leaves_with_path
     wanted, found = ({f"params{jax.tree_util.keystr(p)}": a.shape for p, a in leaves(t)} for t in (like, x.tree))

@@ -1,4 +1,4 @@
-"""Visibility: each side reads only the fields it may see, and what it returns is checked field by field."""
+"""Visibility: each side reads only the fields that it may see. Its result is checked field by field."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -15,7 +15,7 @@ from fedstrata.problems.base import Oracle
 
 
 class ClientView:
-    """What a client may read: not `Server` or `Gathered` fields, and of the others those it has received."""
+    """The state as a client may read it: no `Server` or `Gathered` fields, of the others those it has received."""
 
     def __init__(self, algorithm: Algorithm, received: Iterable[str]):
         self.name, received = type(algorithm).__name__, set(received)
@@ -61,7 +61,7 @@ def server_view(where: str, step: Callable[[Any], Any], merged: PlacedState) -> 
         if not place.server_reads and not isinstance(new, Hidden):
             raise NotVisible(f"{where}: the server cannot write the {place.name} field {field!r}")
         if isinstance(old, Pool) or place.merge == "rows":
-            values[field] = old  # what clients pooled or sent stays as they sent it
+            values[field] = old  # pooled and gathered rows stay as clients sent them
         else:
             values[field] = _same(old, new, field, where)
     return type(merged)(**values)
@@ -79,7 +79,7 @@ def _check_type(out: PlacedState, state: PlacedState, where: str) -> None:
 
 
 def _same(old: PyTree, new: PyTree, field: str, where: str) -> Any:
-    """`new`, if it has the shape and dtype of `old`; weak types (Python numbers) are settled on the way."""
+    """`new`, if it has the shape and dtype of `old`. Weak types (Python numbers) become strong."""
     if isinstance(old, Hidden) or new is old:
         return new
     shapes = [jax.tree.map(lambda a: (jnp.shape(a), str(jnp.result_type(a))), tree) for tree in (old, new)]

@@ -51,7 +51,7 @@ def get(name: str) -> Experiment:
 
 
 def reproductions() -> "dict[str, Reproduction]":
-    """The papers whose figures and claims can be reproduced, by name; none where their folder is not found."""
+    """The papers whose figures and claims can be reproduced, by name; none if their folder is not found."""
     from fedstrata.experiments.reproduction import papers
 
     return papers.reproductions()

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Setup(NamedTuple):
-    """What is minimised, and on whose data."""
+    """A problem and its data."""
 
     problem: "Problem"
     federation: "Federation"
@@ -27,17 +27,17 @@ class Experiment:
     """A federation, a problem and settings under which methods are compared.
 
     Args:
-        name: what it is called on the command line.
+        name: on the command line.
         summary: one line for `fedstrata list`.
-        build: makes problem and data; its keyword options have defaults and types.
+        build: creates problem and data; its keyword options have defaults and types.
         rounds: communication rounds.
-        methods: what is run unless other methods are given, with hyper-parameters that were chosen in the same way.
+        methods: the default methods, with hyper-parameters that were all chosen in the same way.
         common: hyper-parameters of every other algorithm.
         batch_size: examples per client and local step.
-        cohort: clients that take part in a round; None is all.
+        cohort: clients that take part in a round; None: all.
         seeds: how many.
         panels: columns to draw and to show in the short table.
-        more_files: names of what `pictures` draws.
+        more_files: names of the files that `pictures` draws.
         grids: values to try for each method, for `fedstrata.experiments.tuning`.
     """
 
@@ -119,7 +119,7 @@ class Experiment:
 
         Args:
             algorithm: a name, or an algorithm with its hyper-parameters.
-            setup: problem and data; made by `build` where none are given.
+            setup: problem and data; None: those of `build`.
             **options: those of `fs.run` that differ from the experiment's.
         """
         setup = self.build() if setup is None else setup
@@ -127,7 +127,7 @@ class Experiment:
         return self.simulate(method, setup, **self.run_options(method, setup, **options))
 
     def problem_for(self, algorithm: "Algorithm", setup: Setup) -> "Problem":
-        """What this algorithm is run on; an experiment may have several views of the same task.
+        """The problem of this algorithm. An experiment may have several forms of the same task.
 
         Args:
             algorithm: the method.
@@ -162,14 +162,14 @@ class Experiment:
         Args:
             results: the result of each method.
             data: the options of `build`.
-            folder: where to.
+            folder: where they are saved.
         """
 
 
 def grids(
     steps: tuple[float, ...], *, mu: tuple[float, ...], server_step_size: tuple[float, ...]
 ) -> dict[str, dict[str, tuple[float, ...]]]:
-    """What is tried for each method: the same steps for all, and what only FedProx and FedAdam have beside them.
+    """The grid of each method: the same steps for all, and the other hyper-parameters of FedProx and FedAdam.
 
     Args:
         steps: step sizes, for every method.

@@ -1,7 +1,7 @@
-"""A bilevel problem whose clients disagree: which methods reach a stationary point, and how far others stay from it.
+"""A bilevel problem with heterogeneous clients: which methods reach a stationary point, and how far others end from it.
 
 Every client has different quadratic upper and lower objectives, batches are whole shards, and all methods take the
-same steps, five to a round. With lower_level="client" every client solves its own lower problem, with "global" there is
+same steps, five per round. With lower_level="client" every client solves its own lower problem, with "global" there is
 one for all. Stationarity below about 1e-6 needs float64: set JAX_ENABLE_X64=1.
 """
 
@@ -31,8 +31,8 @@ def build(
         dimension: of x.
         lower_dimension: of y.
         spread: how much clients differ.
-        noise: how much the rows of a client differ; small batches see it.
-        seed: the seed of all that is random about the data.
+        noise: how much the rows of a client differ, which matters for small batches.
+        seed: of everything random in the data.
     """
     import jax
     import jax.numpy as jnp
@@ -60,7 +60,7 @@ def build(
 
 
 class _Start:
-    """x = 0 for every seed: what differs between methods is the method."""
+    """x = 0 for every seed, so that methods alone differ."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -73,7 +73,7 @@ class _Start:
 
 EXPERIMENT = Experiment(
     name="bilevel",
-    summary="a synthetic bilevel problem of 4 clients that disagree: which methods reach a stationary point",
+    summary="a synthetic bilevel problem of 4 heterogeneous clients: which methods reach a stationary point",
     build=build,
     rounds=400,
     batch_size="all",

@@ -1,4 +1,4 @@
-"""Tumours of ten clinics, most of which see mainly one diagnosis: logistic regression under strong label skew.
+"""Tumours of ten clinics, most of which have mainly one diagnosis: logistic regression under strong label skew.
 
 The hyper-parameters below are those that `python -m fedstrata.experiments.tuning breast_cancer` prints.
 """

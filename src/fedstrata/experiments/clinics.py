@@ -1,11 +1,11 @@
-"""Breast tumours of four made clinics whose instruments are calibrated differently: the demonstration; needs no files.
+"""Breast tumours of four synthetic clinics with differently calibrated instruments: `make demo`; needs no files.
 
-The tumours are real (Wisconsin breast cancer), the clinics are not. Malignant tumours are dealt 4:3:2:1 to the clinics
-and benign ones 1:2:3:4, so that from 70 % to 13 % of a clinic's tumours are malignant. Every clinic then adds an offset
-of its own to each measurement, a normal number of `shift` standard deviations, the same for all of its patients: scores
-of two clinics cannot be compared unless the model learns to ignore the directions in which their instruments differ.
-`--data shift=0` is the plain division. Of the 30 measurements only the ten means per tumour are used, less the four of
-its size (radius, perimeter, area, concave points), with which the task is too easy to tell methods apart.
+The tumours are real (Wisconsin breast cancer), the clinics are not. Malignant tumours are distributed 4:3:2:1 over the
+clinics and benign ones 1:2:3:4, so that from 70 % to 13 % of a clinic's tumours are malignant. Every clinic then has an
+offset for each measurement, a normal number of `shift` standard deviations, the same for all of its patients. Scores of
+two clinics are comparable only if the model learns to ignore the directions in which their instruments differ.
+`--data shift=0` is the division without offsets. Of the 30 measurements only the ten means per tumour are used, without
+the four of its size (radius, perimeter, area, concave points), with which the task is too easy to separate methods.
 
 Methods, divisions and tuning are those of the experiment `hospitals`; the step sizes are those that
 `python -m fedstrata.experiments.site_study.tuning clinics` prints.
@@ -23,13 +23,13 @@ from fedstrata.experiments.site_study.study import Study
 if TYPE_CHECKING:
     from fedstrata.data.federation import Federation
 
-SHARES = (4, 3, 2, 1)  # of malignant tumours; benign ones the other way round
+SHARES = (4, 3, 2, 1)  # of malignant tumours; reversed for benign ones
 NAMES = ("north", "east", "south", "west")
 MEASUREMENTS = ("texture", "smoothness", "compactness", "concavity", "symmetry", "fractal dimension")
 
 
 def build(shift: float = 1.0, l2: float = 0.001) -> Setup:
-    """Four clinics; a seed of the run draws who goes where, the offsets, and the division.
+    """Four clinics; the seed of a run draws the clinic of each tumour, the offsets, and the division.
 
     Args:
         shift: the size of a clinic's offsets, in standard deviations of the measurement.

@@ -1,4 +1,4 @@
-"""Handwritten digits on twenty clients that hold different digits: the experiment of `make demo`.
+"""Handwritten digits on twenty clients that have different digits.
 
 The hyper-parameters below are those that `python -m fedstrata.experiments.tuning digits` prints.
 """

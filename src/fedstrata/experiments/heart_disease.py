@@ -1,4 +1,4 @@
-"""Heart disease in four real hospitals, which differ in patients and in how many they have: logistic regression.
+"""Heart disease in four real hospitals with different patients and different numbers of them: logistic regression.
 
 The hyper-parameters below are those that `python -m fedstrata.experiments.tuning heart_disease` prints.
 """

@@ -1,8 +1,8 @@
-"""A lasso whose clients disagree: which methods reach the optimum of f + φ, and how far the others stay from it.
+"""A lasso with heterogeneous clients: which methods reach the optimum of f + φ, and how far the others end from it.
 
-As in `least_squares`, every client has its own slopes and its own spread of features, batches are whole shards, and
-all methods take the same steps, Q η = 0.2 a round. Two things hold a method back: clients that drift apart, and local
-steps that walk away from a point where the regulariser balances the gradient. Only methods that correct both (FedNMap,
+As in `least_squares`, clients differ in slopes and in the spread of their features, batches are whole shards, and all
+methods take the same steps, Q η = 0.2 per round. Two effects keep a method from the optimum: client drift, and local
+steps that leave a point where the regulariser balances the gradient. Only methods that correct both (FedNMap,
 Zhang2024) reach the optimum with constant steps. Distances below about 1e-6 need float64: set JAX_ENABLE_X64=1.
 """
 
@@ -25,7 +25,7 @@ def build(
         features: how many.
         spread: how much the clients' slopes differ.
         weight: of the l1 norm of the slopes; the intercept is free.
-        seed: the seed of all that is random about the data.
+        seed: of everything random in the data.
     """
     import jax
     import jax.numpy as jnp
@@ -48,7 +48,7 @@ def build(
     best = optimum(parts, weight)
 
     def distance(params: Any, example: Any) -> Any:
-        """How far the parameters are from the minimum of the whole objective; the same for every example."""
+        """The distance of the parameters to the minimum of the objective; the same for every example."""
         here = jnp.concatenate([params["weight"].reshape(-1), params["bias"]])
         return jnp.linalg.norm(here - jnp.asarray(best, here.dtype))
 
@@ -94,7 +94,7 @@ def optimum(parts: Sequence[Mapping[str, Any]], weight: float) -> Any:
 
 EXPERIMENT = Experiment(
     name="lasso",
-    summary="synthetic lasso of 10 clients that disagree, optimum known: how far each regularised method stays from it",
+    summary="synthetic lasso of 10 heterogeneous clients, optimum known: how far each regularised method ends from it",
     build=build,
     rounds=150,
     batch_size="all",

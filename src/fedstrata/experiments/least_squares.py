@@ -1,7 +1,7 @@
-"""Least squares whose clients disagree: where FedAvg stops short of the minimum, and SCAFFOLD does not.
+"""Least squares with heterogeneous clients: FedAvg stalls at a distance from the minimum, SCAFFOLD reaches it.
 
-Every client has its own slopes and its own spread of features, batches are whole shards, and all methods take the same
-steps: what differs between the curves is drift alone. The optimum is known, so the distance to it is recorded.
+Clients differ in slopes and in the spread of their features, batches are whole shards, and all methods take the same
+steps: curves differ by drift alone. The optimum is known, so the distance to it is recorded.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ def build(clients: int = 10, rows: int = 60, features: int = 20, spread: float =
         rows: of each client.
         features: how many.
         spread: how much the clients' slopes differ.
-        seed: the seed of all that is random about the data.
+        seed: of everything random in the data.
     """
     import jax
     import jax.numpy as jnp
@@ -42,7 +42,7 @@ def build(clients: int = 10, rows: int = 60, features: int = 20, spread: float =
     best = optimum(parts)
 
     def distance(params: Any, example: Any) -> Any:
-        """How far the parameters are from the minimum of the whole objective; the same for every example."""
+        """The distance of the parameters to the minimum of the objective; the same for every example."""
         error = jnp.concatenate([params["weight"].reshape(-1), params["bias"]]) - jnp.asarray(
             best, params["bias"].dtype
         )
@@ -71,7 +71,7 @@ def optimum(parts: Sequence[Mapping[str, Any]]) -> Any:
 
 EXPERIMENT = Experiment(
     name="least_squares",
-    summary="synthetic least squares of 10 clients that disagree, optimum known: drift of FedAvg against SCAFFOLD",
+    summary="synthetic least squares of 10 heterogeneous clients, optimum known: drift of FedAvg against SCAFFOLD",
     build=build,
     rounds=100,
     batch_size="all",

@@ -1,4 +1,4 @@
-"""MNIST on a hundred clients that hold two digits each, ten of them a round (mcmahan2017, "pathological non-IID").
+"""MNIST on a hundred clients with two digits each, ten clients per round (mcmahan2017, "pathological non-IID").
 
 The hyper-parameters below are those that `python -m fedstrata.experiments.tuning mnist` prints.
 """
@@ -27,7 +27,7 @@ def build(clients: int = 100, shards: int = 2, seed: int = 0) -> Setup:
 
 EXPERIMENT = Experiment(
     name="mnist",
-    summary="MNIST of 100 clients with two digits each, 10 a round, MLP 784-32-10; needs the files of mnist",
+    summary="MNIST of 100 clients with two digits each, 10 per round, MLP 784-32-10; needs the files of mnist",
     build=build,
     rounds=200,
     batch_size=32,

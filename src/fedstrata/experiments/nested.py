@@ -1,9 +1,9 @@
-"""A nested problem whose clients disagree: which methods reach a stationary point, and how far the others stay from it.
+"""A nested problem with heterogeneous clients: which methods reach a stationary point, and how far others end from it.
 
 Every client has different matrices at every level, batches are whole shards, and all methods take the same steps. With
-inner="global" the levels are expectations over all clients; a method that averages its estimates of them, but makes
-each from one client's data, stops at a distance that no step size shrinks. With inner="client" every client composes
-its own levels; then only the client drift of ordinary federated learning is left. Stationarity below about 1e-6 needs
+inner="global" the levels are expectations over all clients. A method that averages its estimates of them, but computes
+each from one client's data, stalls at a distance that no step size reduces. With inner="client" every client composes
+its own levels, and only the client drift of ordinary federated learning remains. Stationarity below about 1e-6 needs
 float64: set JAX_ENABLE_X64=1.
 """
 
@@ -33,8 +33,8 @@ def build(
         rows: of each client.
         dimension: of x and of every inner level.
         spread: how much clients differ.
-        noise: how much the rows of a client differ; small batches see it.
-        seed: the seed of all that is random about the data.
+        noise: how much the rows of a client differ, which matters for small batches.
+        seed: of everything random in the data.
     """
     import jax
     import jax.numpy as jnp
@@ -65,7 +65,7 @@ def build(
 
 
 class _Start:
-    """The same start for every seed: what differs between methods is the method."""
+    """The same start for every seed, so that methods alone differ."""
 
     def __init__(self, values: Any) -> None:
         self.values = values
@@ -78,7 +78,7 @@ class _Start:
 
 EXPERIMENT = Experiment(
     name="nested",
-    summary="a synthetic two-level problem of 4 clients that disagree: which nested methods reach a stationary point",
+    summary="a synthetic two-level problem of 4 heterogeneous clients: which nested methods reach a stationary point",
     build=build,
     rounds=1000,
     batch_size="all",

@@ -35,7 +35,7 @@ def picture(
         histories: by label.
         columns: what to draw, a row each.
         title: the line above.
-        path: where to save it; None does not.
+        path: where to save it; None: it is not saved.
     """
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
@@ -100,7 +100,7 @@ def _spans(curves: Sequence[Curve], factor: float) -> bool:
 
 
 def _zoom(curves: Sequence[Curve]) -> tuple[float, float]:
-    """Where gains end up is what differs: the first sixth of the way may start below the frame."""
+    """Limits that show the ends of gains, where methods differ: the first sixth of the way may be below the frame."""
     ends = [c for c in curves if np.isfinite(c.middle[-1])]
     later = [(c.low[len(c.low) // 6 :], c.high[len(c.high) // 6 :]) for c in ends]
     low = min((np.nanmin(under) for under, _ in later), default=0.0)

@@ -1,4 +1,4 @@
-"""Optima to full precision, in NumPy and float64: what the curves of an experiment are measured from."""
+"""Optima to full precision, in NumPy and float64: the references of the gaps in an experiment."""
 
 import functools
 import math
@@ -30,13 +30,13 @@ def fista(
     limit: int = 10_000,
     momentum: bool = True,
 ) -> ReferenceSolution:
-    r"""Accelerated proximal gradient steps, begun anew whenever the momentum points uphill.
+    r"""Accelerated proximal gradient steps, restarted whenever the momentum points uphill.
 
     $$ x^+ = \mathrm{prox}_{s\varphi}(y - s \nabla f(y)), \qquad
        y^+ = x^+ + \frac{t - 1}{t^+} (x^+ - x), \qquad t^+ = \tfrac12 \big(1 + \sqrt{1 + 4 t^2}\big) $$
 
     step: s, at most 1/L. Stops at a residual of `tolerance`, or after `limit` steps. Without momentum it is the
-    proximal gradient method, which never climbs, also where φ is only weakly convex.
+    proximal gradient method, whose objective never increases, even if φ is only weakly convex.
 
     >>> fista(lambda w: w - 2, lambda z, s: soft(z, s), np.zeros(1), 0.5).x.round(12).tolist()  # ½(w − 2)² + |w|
     [1.0]
@@ -86,7 +86,7 @@ class SparseLogistic(NamedTuple):
 
     x: np.ndarray  # (rows, features)
     signs: np.ndarray
-    shares: np.ndarray  # of each row in the objective: 1/(N n_i), since clients weigh the same
+    shares: np.ndarray  # of each row in the objective: 1/(N n_i), since clients have equal weights
     weight: float
     theta: float = math.inf
 
@@ -132,14 +132,14 @@ class SparseLogistic(NamedTuple):
 class Reference(NamedTuple):
     x: np.ndarray
     violation: float
-    moved: float  # how far our own steps moved what skglm had found
+    moved: float  # the distance between skglm's solution and ours
 
 
 def reference(objective: SparseLogistic) -> Reference:
-    """A stationary point by skglm, from the l1 optimum for MCP, brought to full precision by steps of our own.
+    """A stationary point by skglm, for MCP from the l1 optimum, refined to full precision by proximal steps.
 
-    With the l1 norm it is the optimum. MCP is not convex: there it is the stationary point that lies nearest on
-    skglm's way, which may be neither the only nor the lowest one.
+    With the l1 norm it is the optimum. MCP is not convex: there it is the stationary point that skglm finds, which may
+    be neither the only nor the lowest one.
 
     Args:
         objective: loss, data and penalty.
@@ -158,7 +158,7 @@ def reference(objective: SparseLogistic) -> Reference:
             "with theta below 1 / (curvature of the loss along a slope) the slope may run away"
         )
     if answer.moved > 1e-6:
-        warnings.warn(f"reference: our own steps moved skglm's answer by {answer.moved:.1e}", stacklevel=2)
+        warnings.warn(f"reference: proximal steps moved skglm's solution by {answer.moved:.1e}", stacklevel=2)
     return answer
 
 
@@ -178,7 +178,7 @@ def _skglm(objective: SparseLogistic, start: np.ndarray) -> np.ndarray:
         return solver.solve(x, objective.signs, loss, penalty, start.copy(), objective.scores(start))[0]
 
 
-@functools.cache  # a new class for every call would be compiled every time
+@functools.cache  # otherwise every call would compile a new class
 def _weighted_logistic() -> Any:
     try:
         from numba import float64

@@ -1,4 +1,4 @@
-"""Sparse logistic regression on fifty clients with skewed labels: how near each method comes to the optimum.
+"""Sparse logistic regression on fifty clients with skewed labels: the gap of each method to the optimum.
 
 The objective is the mean of the clients' logistic losses plus an l1 norm or MCP on the slopes. Everything is
 deterministic (whole shards, start at zero, all clients in every round), and "gap" is the objective minus that of a
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 
 STEPS = (0.03, 0.1, 0.3, 1.0, 3.0)
 STEPPED = ("Zhang2024", "FedCanon", "SCAFFOLDServerProx", "FedDA", "FedMid", "FedAvgLocalProx", "FedAvgServerProx")
-# FedNMap has γ beside the step, and FastFedDA has μ and β in place of one: 15 and 16 settings, where the others have 5.
-# A longer γ than 100 is not offered, because it has to stay below MCP's θ; the logistic loss has no μ to speak of, so
-# FastFedDA's is a setting like any other.
+# FedNMap has γ in addition to the step, and FastFedDA has μ and β instead of it: 15 and 16 settings, where the others
+# have 5. γ is at most 100, because it must stay below MCP's θ. The logistic loss has practically no μ, so FastFedDA's μ
+# is tuned too.
 GRIDS = {
     "FedNMap": {"step_size": STEPS, "gamma": (10.0, 30.0, 100.0)},
     **{name: {"step_size": STEPS} for name in STEPPED},
@@ -83,7 +83,7 @@ def problem_on(
         penalty: l1 or mcp.
         weight: λ of the penalty.
         theta: θ of MCP.
-        settings: what names the reference in the cache.
+        settings: they identify the reference in the cache.
     """
     import jax.numpy as jnp
 
@@ -112,11 +112,11 @@ def problem_on(
 
 
 def kept_reference(objective: "SparseLogistic", settings: dict[str, Any]) -> "np.ndarray":
-    """The reference point, computed once: a file in the user's cache holds it, if it still is one for these data.
+    """The reference point, from a file in the user's cache if it is valid for these data, otherwise computed.
 
     Args:
         objective: loss, data and penalty.
-        settings: what names the file.
+        settings: they identify the file.
     """
     import numpy as np
 
@@ -161,8 +161,8 @@ EXPERIMENT = Experiment(
 def tune(setup: Setup, rounds: int | None = None) -> Iterator[tuple[str, "Tuned"]]:
     """The choice for every method: the lowest objective after the last round, on the training data.
 
-    This compares optimisers, so nothing is held out; and since nothing is random, one seed is enough. The column is
-    "gap", the objective less a constant: in float32 the objective itself cannot tell the best settings apart.
+    This compares optimisers, so no rows are held out. Runs are deterministic, so one seed is enough. The column is
+    "gap", the objective less a constant: in float32 the objective itself does not separate the best settings.
 
     Args:
         setup: problem and data.

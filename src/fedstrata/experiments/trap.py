@@ -10,11 +10,11 @@ def offset_sites(seed: int = 0, patients: int = 300, sites: int = 2, offset: flo
     """Sites whose patients (half of them ill, y = 1) have two readings.
 
     The first, "laboratory", is almost free of noise, but every site's device shows `offset` more than that of the site
-    before: inside a site it ranks nearly all pairs rightly, and across sites the site decides. The second, "clinic",
-    is noisy and the same everywhere; ranking by it alone gives an AUC of 0.93.
+    before: inside a site it ranks nearly all pairs correctly, across sites the offset decides. The second, "clinic", is
+    noisy and calibrated equally everywhere; ranking by it alone gives an AUC of 0.93.
 
-    Whoever compares patients of one site only trusts the laboratory. With two sites this ranks three of the four kinds
-    of pairs rightly, and patients who are ill at the lower site below the healthy ones of the other: an AUC of 0.75.
+    A method that compares only patients of one site relies on the laboratory. With two sites this ranks three of the
+    four kinds of pairs correctly, but the ill at the lower site below the healthy at the other: an AUC of 0.75.
 
     >>> offset_sites(patients=10)["train"].counts.tolist()
     [10, 10]
@@ -23,7 +23,7 @@ def offset_sites(seed: int = 0, patients: int = 300, sites: int = 2, offset: flo
         seed: the seed of the readings.
         patients: of each site.
         sites: how many.
-        offset: what a site's laboratory reads above that of the site before.
+        offset: the difference between the laboratory readings of a site and of the site before.
     """
     import numpy as np
 

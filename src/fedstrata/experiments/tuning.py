@@ -1,9 +1,9 @@
-"""How the hyper-parameters of the experiments were chosen; run it again with
+"""The choice of the experiments' hyper-parameters. To repeat it:
 
     python -m fedstrata.experiments.tuning digits
 
-Every method gets its grid (the same step sizes for all) and `fs.tune`: a fifth of each client's training rows is held
-out, and the setting with the lowest mean loss on them after the last round wins, on seeds that no reported run uses.
+Every method gets its grid (the same step sizes for all) and `fs.tune`. A fifth of each client's training rows is held
+out. The setting with the lowest mean loss on them after the last round wins, on seeds that no reported run uses.
 """
 
 import sys

@@ -240,7 +240,7 @@ def _rows(scores: ArrayLike, labels: ArrayLike, third: ArrayLike | None, name: s
 
 
 def _check(who: str, max_fpr: ArrayLike, min_tpr: ArrayLike = 0) -> None:
-    if isinstance(max_fpr, int | float | np.number) and not 0 < float(max_fpr) <= 1:  # compiled code trusts them
+    if isinstance(max_fpr, int | float | np.number) and not 0 < float(max_fpr) <= 1:  # not checked in compiled code
         raise ValueError(f"{who}: max_fpr={max_fpr} must be above 0 and at most 1")
     if isinstance(min_tpr, int | float | np.number) and not 0 <= float(min_tpr) < 1:
         raise ValueError(f"{who}: min_tpr={min_tpr} must be at least 0 and below 1")

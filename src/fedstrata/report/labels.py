@@ -58,7 +58,7 @@ def label_ends(axes: "Axes", labelled: "list[tuple[Line2D, str]]") -> None:
             line.set(marker="o", markersize=3.5, markevery=[end[0]], clip_on=False)
             leaders.append([(x, y), (1.0, y), (_MARGIN, place)])
             colours.append(line.get_color())
-    # Behind the curves and dotted, or a leader would look like a curve that goes on.
+    # Behind the curves and dotted: otherwise a leader would look like the continuation of a curve.
     styles = {"linewidths": 0.8, "linestyles": "dotted", "alpha": 0.7, "zorder": 1}
     leader = LineCollection(leaders, colors=colours, transform=axes.transAxes, clip_on=False, **styles)
     axes.add_collection(leader, autolim=False)

@@ -1,4 +1,4 @@
-"""How a cohort's clients are executed: all at once, one by one, or in chunks. `auto` measures once and remembers."""
+"""The choice of `execution="auto"`: clients all at once, one by one, or in chunks. Measured once, then cached."""
 
 import contextlib
 import dataclasses
@@ -17,7 +17,7 @@ from fedstrata.simulate.executable import Executable
 from fedstrata.simulate.fingerprint import describe
 from fedstrata.simulate.state import ProgramOptions
 
-WORTH_MEASURING = 2e11  # floating-point operations of a run below which trying out costs more than it can save
+WORTH_MEASURING = 2e11  # floating-point operations of a run; below, measuring costs more than it can save
 
 
 def choose_execution(executable: Executable, execution: Execution) -> Executable:
@@ -31,10 +31,10 @@ def choose_execution(executable: Executable, execution: Execution) -> Executable
 
 
 def choose(executable: Executable) -> tuple[str | int, str]:
-    """The fastest execution, and why."""
+    """The fastest execution, and the reason."""
     cohort = executable.context.cohort_size
     if cohort == 1:
-        return "vmap", "one client a round"
+        return "vmap", "one client per round"
     if executable.context.spread is not None:
         return "vmap", "clients are spread over devices, whose processes must all choose alike"
     if executable.inputs.out_of_core:
@@ -101,6 +101,6 @@ def _memory() -> dict[str, Any]:
 
 
 def _remember(memory: dict[str, Any]) -> None:
-    """Losing this costs a measurement, so a cache that cannot be written is no error."""
+    """Cache a choice. A cache that cannot be written is not an error: the choice is measured again."""
     with contextlib.suppress(OSError), replacing(cache_folder() / "execution.json") as part:
         part.write_text(json.dumps(memory))

@@ -1,4 +1,4 @@
-"""Many runs in one program, which are settings × seeds: batched together, and shared out over a CPU's threads."""
+"""Many runs (settings × seeds) in one program: batched, and divided over a CPU's threads."""
 
 import os
 from collections.abc import Callable
@@ -16,14 +16,14 @@ from fedstrata.simulate.state import ProgramOptions
 
 
 class Runs(eqx.Module):
-    """The arguments of a program: what all runs share, and what each has, with a leading axis of runs."""
+    """The arguments of a program: those common to all runs, and those of each, with a leading axis of runs."""
 
-    inputs: Inputs  # whose algorithm has no real hyper-parameters: they are in `values`
+    inputs: Inputs  # the algorithm without its real hyper-parameters, which are in `values`
     options: ProgramOptions = eqx.field(static=True)
     values: Any  # the real hyper-parameters: the array part of the algorithm
     x0: Vector
     keys: Array
-    seeds: int = eqx.field(static=True)  # runs that differ in nothing but their seed
+    seeds: int = eqx.field(static=True)  # runs per setting
 
     @property
     def count(self) -> int:
@@ -45,10 +45,9 @@ class Runs(eqx.Module):
 
 
 def over_runs(function: Callable[..., Any], seeds: int, values: Any, by_seed: tuple, by_run: tuple = ()) -> Any:
-    """function(values, *by_seed, *by_run) of every run, which are settings × seeds.
+    """function(values, *by_seed, *by_run) of every run (settings × seeds).
 
-    What a seed draws is drawn, and looked up, once for all settings. One run is not batched: its program is the plain
-    one.
+    The samples of a seed are drawn and looked up once for all settings. A single run is not batched.
     """
     runs = jax.tree.leaves((values, by_run, by_seed))[0].shape[0]
     settings = runs // seeds
@@ -60,7 +59,7 @@ def over_runs(function: Callable[..., Any], seeds: int, values: Any, by_seed: tu
         out = function(first(values, 0), *first(by_seed, 0), *first(by_run, (0, 0)))
         return jax.tree.map(lambda a: a[None], out)
     some, many = [None] * len(by_seed), [0] * len(by_run)
-    # An algorithm may have no reals, so that nothing tells one setting from another but how many there are.
+    # An algorithm may have no reals. Then only the number of settings is given.
     of_seed = jax.vmap(function, in_axes=(0, *some, *many), axis_size=settings)
     of_all = jax.vmap(of_seed, in_axes=(None, *[0 for _ in some], *[1 for _ in many]), out_axes=1)
     out = of_all(values, *by_seed, *by_run)
@@ -68,7 +67,7 @@ def over_runs(function: Callable[..., Any], seeds: int, values: Any, by_seed: tu
 
 
 class Groups(NamedTuple):
-    """Runs, settings × seeds, shared out evenly over threads: by their setting or, failing that, by their seed."""
+    """Runs (settings × seeds), divided evenly over threads: by setting or, if that is impossible, by seed."""
 
     settings: int
     seeds: int
@@ -101,6 +100,6 @@ class Groups(NamedTuple):
 
 
 def threads_for(settings: int, seeds: int) -> int:
-    """On a CPU, the most equal groups of runs that there are cores for."""
+    """On a CPU, the largest number of equal groups of runs that does not exceed the cores."""
     cores = os.cpu_count() or 1 if jax.default_backend() == "cpu" else 1
     return max(n for n in range(1, cores + 1) if settings % n == 0 or seeds % n == 0)

@@ -1,4 +1,4 @@
-"""What `fs.run` is given, checked before anything compiles: every message names the argument and the remedy."""
+"""Checks of the arguments of `fs.run`, before compilation. Every message names the argument and the remedy."""
 
 import warnings
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from fedstrata.data.sampling import Sampler, WithReplacement
 from fedstrata.problems.base import Problem
 from fedstrata.simulate.options import RunOptions
 
-FAR = 20  # times the rows of a client above which a batch is reported
+FAR = 20  # a batch of more than this many times a client's rows is reported
 
 
 def check_whole(**given: Any) -> None:
@@ -30,7 +30,7 @@ def warn_of_large_batch(problem: Problem, federation: Federation, rule: Sampler)
         return
     for split in sorted({*problem.streams.values()}):
         counts = np.asarray(federation[split].counts)
-        counts = np.where(counts > 0, counts, counts.max())  # who has nothing draws nothing
+        counts = np.where(counts > 0, counts, counts.max())  # clients without rows draw none
         client = int(counts.argmin())
         if rule.batch_size > FAR * counts[client]:
             few = int((rule.batch_size > FAR * counts).sum())
@@ -55,11 +55,11 @@ def check_options(options: RunOptions) -> None:
     if not isinstance(select, str | None):
         raise TypeError(f"select={select!r} must name a column of the history, e.g. 'valid/loss'")
     if not isinstance(explosion, Real) or not float(explosion) > 0:
-        raise ValueError(f"explosion={explosion!r} must be a number > 0, by which factor an objective may grow")
+        raise ValueError(f"explosion={explosion!r} must be a number > 0, the factor by which an objective may grow")
     if options.patience is not None and select is None:
         raise ValueError('patience needs select, the column to watch, e.g. select="valid/loss"')
     if options.mode != "auto" and select is None:
-        raise ValueError(f'mode={options.mode!r} needs select, the column that it is about, e.g. select="valid/loss"')
+        raise ValueError(f'mode={options.mode!r} needs select, the column it applies to, e.g. select="valid/loss"')
 
 
 def check_checkpoint(checkpoint: Any, every: Any) -> None:

@@ -1,4 +1,4 @@
-"""The driver of a run: segments of rounds, what they record, and how runs end."""
+"""The driver of a run: segments of rounds, their records, and the endings of runs."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -20,14 +20,14 @@ from fedstrata.simulate.result import ENDINGS, WORSE, Result
 from fedstrata.simulate.state import DIVERGED, EXPLODED, RUNNING, Carry
 
 Callback = Callable[[int, dict[str, np.ndarray]], Any]
-SEGMENT_SECONDS = 0.5  # how long a segment should take: the progress bar moves that often
+SEGMENT_SECONDS = 0.5  # target duration of a segment, and so of an update of the progress bar
 MOST_ROWS = 2**30  # examples are counted in 32 bits within a segment, in units of `counting_unit`
 WORSENED = ENDINGS.index("worsened")
 SNAPSHOT_BYTES = 2**26  # a larger state is not copied before each segment
 
 
 class Driver:
-    """Advances an executable segment by segment; holds the state of all runs in between."""
+    """Advances an executable segment by segment. Holds the state of all runs."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class Driver:
     def compile(self) -> float:
         """Compile all programs of the run without running a round; returns the seconds that took.
 
-        First rounds that start from more than the carry are a program of their own.
+        First rounds that start from more than the carry have a separate program.
         """
         began = time.perf_counter()
         two = self.starts is not None and first_rounds(self.starts) < self.executable.rounds
@@ -71,7 +71,7 @@ class Driver:
         return self.round >= self.executable.rounds or not np.any(np.asarray(self.carry.status) == RUNNING)
 
     def segment(self, callbacks: Sequence[Callback] = ()) -> None:
-        """Some rounds, to the next evaluation or further; how many changes nothing in the result."""
+        """Run to the next evaluation or further. The number of rounds does not change the result."""
         executable, first = self.executable, self.round
         last = min((first // executable.every + self.length) * executable.every, executable.rounds)
         last = min(last, first_rounds(self.starts)) if self.starts else last
@@ -84,7 +84,7 @@ class Driver:
         seconds = agreed(time.perf_counter() - began)
         self.starts = starts if starts and last < first_rounds(starts) else None
         due = executable.due(first, last)
-        # Where every run has ended there is nothing more to record, however long this segment was.
+        # Once every run has ended, the rest of the segment records nothing.
         over = np.flatnonzero(np.all(np.asarray(found["status"])[:, : len(due)] != RUNNING, axis=0))
         if due and over.size:
             due = due[: over[0] + 1]
@@ -104,9 +104,9 @@ class Driver:
                 callback(round, {n: v[at] for n, v in self.records.rows.items()})
 
     def _rewind(self, before: Carry | None, starts: Any, carry: Carry, first: int, exploded: np.ndarray) -> Carry:
-        """Runs whose objective exploded go back to their last good evaluation, by running up to it again.
+        """Return runs whose objective exploded to their last good evaluation, by repeating the rounds up to it.
 
-        From the start of the segment, or, where that was not kept or is later, from the very beginning.
+        They start from the beginning of the segment or, if that was not kept or is later, from round 0.
         """
         every, bad_rounds = self.executable.every, np.asarray(carry.bad_round)
         for bad in np.unique(bad_rounds[exploded]):
@@ -130,7 +130,7 @@ class Driver:
         return carry
 
     def objective(self) -> float | None:
-        """The mean objective of the runs that are still well."""
+        """The mean objective of the runs that have not diverged."""
         values = self.records.latest("objective")
         return float(values[np.isfinite(values)].mean()) if np.isfinite(values).any() else None
 
@@ -140,7 +140,7 @@ class Driver:
 
     @property
     def rejoining(self) -> bool:
-        """With partial participation every client of a cohort is counted as one that missed rounds."""
+        """Under partial participation every client of a cohort counts as one that missed rounds."""
         return not isinstance(self.executable.context.participation, Everyone)
 
     def saved(self) -> tuple[dict[str, np.ndarray], list[str]]:
@@ -187,12 +187,12 @@ class Driver:
         return f"{label} ({where})"
 
     def _worse(self, run: int, label: str, first: Any, last: Any) -> str:
-        """What a run that ended far above its start is told."""
+        """The note of a run that ended far above its start."""
         what = f"its objective was {first:.4g} at the start and is {last:.4g} at the end"
         return f"{self._name(run, label)} got worse: {what}; try smaller steps"
 
     def _note(self, run: int, label: str) -> str:
-        """What happened to a run that diverged, in words."""
+        """The note of a run that diverged."""
         round = int(np.asarray(self.carry.bad_round)[run])
         shared = self.carry.shared
         fields = [f for f, bad in zip(shared._fields, np.asarray(self.carry.bad_fields)[run], strict=True) if bad]
@@ -213,6 +213,6 @@ def carry_paths(carry: Carry) -> list[str]:
 
 
 def pick(chosen: np.ndarray, a: Any, b: Any) -> Any:
-    """Runs of a where they are chosen, else of b; what is on the host stays there."""
+    """Runs of `a` where chosen, else of `b`. Arrays on the host stay there."""
     where = np.where if isinstance(b, np.ndarray) else jnp.where
     return where(chosen.reshape((-1,) + (1,) * (a.ndim - 1)), a, b)

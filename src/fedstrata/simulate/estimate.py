@@ -1,4 +1,4 @@
-"""`fs.estimate`: memory, traffic and time of a run, before it is run."""
+"""`fs.estimate`: memory, traffic and time of a run, estimated beforehand."""
 
 import dataclasses
 import time
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Estimate(NamedTuple):
-    """What a run would take. Bytes are totals over clients, rounds and runs; seconds are extrapolated."""
+    """The estimated cost of a run. Bytes are totals over clients, rounds and runs; seconds are extrapolated."""
 
     rounds: int
     runs: int  # seeds × swept settings
@@ -30,7 +30,7 @@ class Estimate(NamedTuple):
     clients: int
     data_bytes: int
     state_bytes: int
-    memory_bytes: int  # data, state (twice unless it is big: a segment keeps its start), and the program's own
+    memory_bytes: int  # data, state (twice unless large: a segment keeps its start), and scratch memory
     up_bytes: int
     down_bytes: int
     compile_seconds: float

@@ -1,4 +1,4 @@
-"""An evaluation: what is recorded about a state, and what follows from it for the run."""
+"""An evaluation: the record of a state, and its effect on the run (divergence, best solution, early stopping)."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,11 +18,11 @@ from fedstrata.simulate.inputs import Inputs
 from fedstrata.simulate.state import DIVERGED, EXPLODED, RUNNING, STOPPED, Carry, ProgramOptions
 
 
-@jax.default_matmul_precision("highest")  # what is reported is exact to the dtype, on a GPU too
+@jax.default_matmul_precision("highest")  # reported values are exact to the dtype, on a GPU too
 def measure(
     inputs: Inputs, options: ProgramOptions, context: RoundContext, shared: Any, local: dict[str, Any]
 ) -> tuple[Vector, dict[str, Array]]:
-    """The solution and everything that is recorded about it."""
+    """The solution and its record."""
     problem, algorithm, full = context.problem, context.algorithm, inputs.full
     x = algorithm.solution(problem, show_server(shared))
     solvable = getattr(problem, "exact", True)  # a problem may be too costly to solve
@@ -30,7 +30,7 @@ def measure(
     out = problem.evaluate(x, full, smooth)
     if smooth is not None:
         out |= algorithm.diagnose(problem, show_server(shared), x, smooth[1])
-    if not inputs.out_of_core:  # else the clients' own fields are not on the device
+    if not inputs.out_of_core:  # else the `Local` fields are not on the device
         out |= algorithm.observe(problem, unspread(local, context.data, context.spread), x, full)
     for split in full:
         if split != "train":
@@ -45,7 +45,7 @@ def measure(
 
 
 def modes_of(problem: Problem, algorithm: Algorithm, monitor: Problem | None = None) -> dict[str, Direction]:
-    """The directions that a problem, an algorithm and a monitor declare of the columns they record."""
+    """The directions of columns, as declared by a problem, an algorithm and a monitor."""
     found: dict[str, Direction] = {**algorithm.modes(), **problem.modes()}
     if monitor is not None:
         found.update((f"monitor/{name}", mode) for name, mode in monitor.modes().items())
@@ -75,7 +75,7 @@ def judge(options: ProgramOptions, carry: Carry, x: Vector, found: dict[str, Arr
 
 
 def record_of(options: ProgramOptions, carry: Carry, look: Callable, round: Array) -> tuple[Carry, dict[str, Array]]:
-    """An evaluation and what follows from it; a run that has gone wrong records nothing.
+    """An evaluation and its effect on the run. A diverged run records nothing.
 
     look: `measure` of the state.
     """

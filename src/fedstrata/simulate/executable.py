@@ -27,21 +27,21 @@ from fedstrata.simulate.batching import Groups, Runs
 from fedstrata.simulate.inputs import Inputs
 from fedstrata.simulate.state import Carry, ProgramOptions, Segment
 
-# Measured, see docs/benchmarks/tiny.md: up to which sizes a program is compiled for little work.
+# Largest sizes of jobs that are compiled as tiny ones, as measured in docs/benchmarks/tiny.md.
 TINY_STATE = 8192  # parameters × clients of a round × runs of a thread
 TINY_DRAWN = 8192  # examples drawn in a round × runs of a thread
-TINY_DATA = 16384  # examples in all, which evaluations look at
+TINY_DATA = 16384  # examples in all, which evaluations read
 
 
 class Executable(NamedTuple):
-    """Simulations that advance together, in one program."""
+    """Runs that advance together, in one program."""
 
     runs: Runs
     axes: dict[str, list]
     ledger: Ledger
     rounds: int
     every: int  # rounds between evaluations
-    threads: int = 1  # equal groups of runs, side by side: small programs leave the other cores idle
+    threads: int = 1  # equal groups of runs, in parallel: small programs leave the other cores idle
     minimised: tuple[str, str] = ("", "")  # fingerprints of the problem and of the monitor, for the history
 
     @property
@@ -50,37 +50,37 @@ class Executable(NamedTuple):
 
     @property
     def context(self) -> RoundContext:
-        """What the rounds of all runs share."""
+        """The context of all runs."""
         return self.runs.inputs.context
 
     @property
     def settings(self) -> int:
-        """Swept settings; each is run with every seed."""
+        """The number of swept settings. Each runs with every seed."""
         return self.runs.count // self.runs.seeds
 
     def with_context(self, **changed: Any) -> "Executable":
-        """The same with other values of the context's fields."""
+        """A copy with some fields of the context replaced."""
         inputs = dataclasses.replace(self.inputs, context=dataclasses.replace(self.context, **changed))
         return self._replace(runs=dataclasses.replace(self.runs, inputs=inputs))
 
     def with_options(self, options: ProgramOptions) -> "Executable":
-        """The same with other static settings."""
+        """A copy with some static settings replaced."""
         return self._replace(runs=dataclasses.replace(self.runs, options=options))
 
     def on_mesh(self, mesh: Mesh) -> "Executable":
-        """The same with everything that is not spread over the mesh on every device of it."""
+        """A copy whose arrays are on every device of the mesh, except those spread over it."""
         return self._replace(runs=everywhere(self.runs, mesh))
 
     def begin(self) -> tuple[Carry, dict[str, Array], Any]:
-        """The carry before round 0, its evaluation, and what the first rounds start from beside the carry."""
+        """The carry before round 0, its evaluation, and `first_round_starts`."""
         return _begin(self.runs)
 
     def advance(
         self, carry: Carry, first: int, last: int, first_round_starts: Any = None, in_place: bool = False
     ) -> tuple[Carry, dict, Array, Array]:
-        """Rounds first … last−1 of every run; first = last compiles and runs nothing.
+        """Run rounds first … last−1 of every run; first = last only compiles.
 
-        in_place: the given carry is used up, which saves copying the local state of all clients.
+        in_place: the given carry is donated, which avoids a copy of the `Local` fields of all clients.
         """
         compiled, segment = _advance[self.tiny, in_place], self._segment(first, last)
         if self.threads == 1 or in_place:
@@ -93,7 +93,7 @@ class Executable(NamedTuple):
             group = Runs(self.inputs, self.runs.options, values, x0, keys, groups.seeds_each)
             return jax.block_until_ready(compiled((group, segment, starts), carry))
 
-        if first == last:  # one thread compiles, the others find it done
+        if first == last:  # one thread compiles, the others reuse its program
             done = [step(part) for part in cut]
         else:
             with ThreadPoolExecutor(self.threads) as pool:
@@ -105,7 +105,7 @@ class Executable(NamedTuple):
 
     @property
     def tiny(self) -> bool:
-        """Whether a step of all clients is so little that starting its kernels is most of its cost, on a CPU."""
+        """Whether starting kernels is most of the cost of a step, on a CPU."""
         if jax.default_backend() != "cpu" or self.context.spread is not None:
             return False
         state = sum(int(a.size) for a in jax.tree.leaves(self.runs.x0)) * self.context.cohort_size
@@ -120,11 +120,11 @@ class Executable(NamedTuple):
 
     @property
     def counting_unit(self) -> int:
-        """What a count of examples is a multiple of."""
+        """The unit in which examples are counted."""
         return counting_unit(self.context)
 
     def spent(self, rounds: int) -> Spent | None:
-        """The privacy that so many rounds cost the client that took part in the most of them, in any run."""
+        """The privacy cost of these rounds to the most frequent client of any run."""
         privacy = self.context.privacy
         if privacy is None:
             return None
@@ -132,7 +132,7 @@ class Executable(NamedTuple):
         return Spent(privacy.noise, privacy.delta, once + each * self.most_often(rounds))
 
     def most_often(self, rounds: int) -> int:
-        """The most rounds that one client took part in."""
+        """The largest number of rounds in which one client took part."""
         if isinstance(self.context.participation, Everyone) or not rounds:
             return rounds
         context = self.runs.first_context()
@@ -147,12 +147,12 @@ class Executable(NamedTuple):
         return [r for r in range(first + 1, last + 1) if r % self.every == 0 or r == self.rounds]
 
     def scratch_bytes(self, carry: Carry) -> int:
-        """Memory that the compiled program needs beside its arguments and results."""
+        """Memory of the compiled program beyond its arguments and results."""
         analysis = self._compiled(carry).memory_analysis()
         return int(analysis.temp_size_in_bytes) if analysis is not None else 0
 
     def programs(self, carry: Carry) -> list[str]:
-        """What is compiled to be run round by round, as XLA's text."""
+        """The compiled programs of the rounds, as XLA's text."""
         return [self._compiled(carry).as_text()]
 
     def _compiled(self, carry: Carry) -> Any:
@@ -165,11 +165,11 @@ class Executable(NamedTuple):
         return sum(int(np.prod(a.shape)) * a.dtype.itemsize for a in leaves)
 
     def gathered(self, carry: Carry) -> Carry:
-        """The carry as one device would keep it: what a checkpoint and a result hold, whatever ran it."""
+        """The carry in the layout of one device, as in checkpoints and results."""
         return _gathered(self.context, carry) if self.context.spread and jax.tree.leaves(carry.local) else carry
 
     def spread(self, carry: Carry) -> Carry:
-        """A gathered carry, as it lies on this executable's devices."""
+        """A gathered carry in the layout of this executable's devices."""
         if self.context.spread is None:
             return jax.tree.map(jnp.asarray, carry)
         carry = everywhere(carry, self.context.spread.mesh)
@@ -179,9 +179,9 @@ class Executable(NamedTuple):
         return _solutions(self.runs, carry._replace(local={}))
 
     def first_round_starts(self, round: int) -> Any:
-        """What this round and the next ones start from beside the carry, usually nothing: for a run that resumes.
+        """`first_round_starts` for a run that resumes at this round, usually none.
 
-        Only the first pools outlast a round.
+        Only the first pools last longer than one round.
         """
         if not round:
             return self.begin()[2]
@@ -193,7 +193,7 @@ class Executable(NamedTuple):
 
     @property
     def keeps_starts(self) -> bool:
-        """Whether a carry stays as it was when the executable advances from it."""
+        """Whether `advance` leaves the given carry unchanged."""
         return True
 
     def shapes(self) -> Carry:
@@ -219,10 +219,10 @@ def _advance_all(given: tuple[Runs, Segment, Any], carry: Carry) -> Any:
     return runs.each(one, by_run=(carry, first_round_starts))
 
 
-# What XLA does for large programs on a CPU costs tiny ones up to a third of their time: it shares kernels between
-# threads, and takes sums in two kernels.
+# On a CPU XLA splits kernels between threads and sums into two kernels. This helps large programs and costs tiny ones
+# up to a third of their time.
 FOR_TINY = {"xla_disable_hlo_passes": "cpu-parallel-task-assigner,tree_reduction_rewriter"}
-_jit: Any = eqx.filter_jit  # its types lack the options for the compiler
+_jit: Any = eqx.filter_jit  # its type stubs lack compiler options
 _advance = {  # by (tiny, in place)
     (tiny, in_place): _jit(_advance_all, donate=donated, compiler_options=FOR_TINY if tiny else None)
     for tiny in (False, True)

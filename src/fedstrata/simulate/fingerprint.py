@@ -1,4 +1,4 @@
-"""Fingerprints: a run as plain words that survive a restart, and what differs between two runs."""
+"""Fingerprints: the settings of a run as plain text, and the differences between two runs."""
 
 import dataclasses
 import functools
@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-ROWS = 1024  # of a split that a fingerprint looks at
+ROWS = 1024  # of a split that enter a fingerprint
 LIBRARY = "library"  # marks a function of this library
 # Classes and functions that had other names in checkpoints of earlier versions.
 RENAMED = {
@@ -22,14 +22,14 @@ RENAMED = {
     "Weighted": "GroupWeightedLoss",
     "per_round.<locals>.<lambda>": "per_round",
 }
-# Hyper-parameters that are gone, because nothing read them.
+# Removed hyper-parameters, which had no effect.
 GONE = ("FedAdam.optimizer", "FedYogi.optimizer", "PairSGD.memory_weight", "PairSGD.u_start", "PairSGD.updated_u")
 
 
 def describe(value: Any, seen: tuple[int, ...] = (), by_name: bool = False) -> Any:
-    """Plain JSON for a hyper-parameter, function, module or array; equal things give equal words.
+    """Plain JSON for a hyper-parameter, function, module or array. Equal values give equal JSON.
 
-    by_name: a function of the library counts as the same function when it is rewritten; else its code counts.
+    by_name: identify a function of the library by its name; otherwise by its code.
 
     >>> describe({"step_size": 0.1, "optimizer": max})
     {'step_size': 0.1, 'optimizer': 'max'}
@@ -65,9 +65,9 @@ def describe(value: Any, seen: tuple[int, ...] = (), by_name: bool = False) -> A
 
 
 def fingerprint(problem: Any, federation: Any, weights: Any) -> str:
-    """What a run minimises, as its class and a digest: equal words for equal objectives on equal data.
+    """The problem of a run as its class and a digest: equal texts for equal objectives on equal data.
 
-    Metrics do not count, nor do splits that are only evaluated. Of a large split evenly spaced rows are looked at.
+    Metrics do not count, nor do splits that are only evaluated. Of a large split, evenly spaced rows count.
     """
     some = lambda array: array[np.linspace(0, len(array) - 1, min(len(array), ROWS)).astype(np.int64)]
     try:
@@ -78,13 +78,13 @@ def fingerprint(problem: Any, federation: Any, weights: Any) -> str:
             for name, split in splits.items()
         }
         words = repr([fields, describe(data), None if problem.weighs_clients else weights])
-    except Exception:  # a problem may hold anything, and no run should fail for want of a name
+    except Exception:  # a problem may contain anything, and a run must not fail because of its fingerprint
         return ""
     return f"{type(problem).__name__} {_short(words.encode())}"
 
 
 def _other(value: Any, inside: Any, by_name: bool) -> Any:
-    """A function by its name, its code, its defaults and what it closes over; an object by its type and fields."""
+    """A function by its name, code, defaults and closure; an object by its type and fields."""
     code = getattr(value, "__code__", None)
     if code is not None:
         library = by_name and str(value.__module__).partition(".")[0] == "fedstrata"
@@ -115,10 +115,10 @@ def _short(data: bytes) -> str:
 
 
 def differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """What differs between the settings of a saved run and of the one that wants to continue it.
+    """The differences between the settings of a saved run and of the run that resumes it.
 
-    Settings of earlier versions are read with their old names, and functions of the library by name alone, because
-    these versions stored a hash of their code.
+    Old names in settings of earlier versions are translated. Their functions of the library are compared by name alone,
+    because these versions stored a hash of the code.
     """
     saved = {_new_name(name): value for name, value in saved.items() if name not in GONE}
     names = [n for n in {**saved, **now} if not _same(saved.get(n), now.get(n))]
@@ -126,7 +126,7 @@ def differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 
 def _new_name(name: str) -> str:
-    """`Scaffold.step_size` as it is called now."""
+    """The present name of, for example, `Scaffold.step_size`."""
     head, dot, field = name.partition(".")
     return RENAMED.get(head, head) + dot + field
 
@@ -141,6 +141,6 @@ def _same(saved: Any, now: Any) -> bool:
         return len(now) == len(saved) and all(map(_same, saved, now))
     if isinstance(saved, str) and isinstance(now, str):
         return saved == now or RENAMED.get(saved) == now
-    if isinstance(saved, str) and isinstance(now, Mapping):  # a schedule per round was a function once
+    if isinstance(saved, str) and isinstance(now, Mapping):  # in earlier versions a schedule per round was a function
         return RENAMED.get(saved.rpartition(" ")[0]) == "per_round" and now.get("type") == "_PerRound"
     return saved == now

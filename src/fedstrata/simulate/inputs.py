@@ -1,4 +1,4 @@
-"""From what a user gives to what the program takes: data on the device, on a mesh or on the host, and weights."""
+"""The inputs of a program, from the arguments of `fs.run`: data on a device, a mesh or the host, and weights."""
 
 import dataclasses
 import os
@@ -31,12 +31,12 @@ from fedstrata.simulate.out_of_core.host import Host, HostSplit
 
 
 class Inputs(eqx.Module):
-    """What the runs of a program look at and never change."""
+    """Everything that the runs of a program read and never change."""
 
     context: RoundContext
     full: dict[str, Rows]  # the splits to evaluate on; "train" is the objective
     monitor: Problem | None  # another problem to evaluate on
-    host: Host | None = eqx.field(static=True, default=None)  # what stays there; the context then has one cohort's data
+    host: Host | None = eqx.field(static=True, default=None)  # data that stay there; the context then has one cohort's
 
     @property
     def out_of_core(self) -> bool:
@@ -58,14 +58,14 @@ def inputs_of(
     mesh: Mesh | None,
     host: bool,
 ) -> Inputs:
-    """Data on the device, over a mesh of them, or left on the host, and the rules of a run, checked."""
+    """Data on a device, on a mesh or on the host, and the checked rules of a run."""
     weights, evaluate = options.weights, options.evaluate
     check_private(options.privacy, algorithm, problem)
     check_weights(weights, problem)
     needed = sorted({*problem.streams.values()})
     for name in [*needed, *(evaluate or ())]:
         if name not in federation.splits:
-            raise unknown(f"split (this federation is asked for {name!r}); split", name, federation.splits)
+            raise unknown("split of this federation:", name, federation.splits)
     check_counts(problem, federation, rule)
     also = set() if options.monitor is None else {*options.monitor.streams.values()}
     wanted = [n for n in federation.splits if n in {*needed, *also, "train"} or evaluate is None or n in evaluate]
@@ -119,23 +119,23 @@ def flat_split(split: Split) -> FlatSplit:
 
 
 def out_of_core(stream: bool | None, algorithm: Algorithm, federation: Federation, mesh: Mesh | None) -> bool:
-    """Whether the federation stays on the host: as asked, or because its data would fill the device by half."""
+    """Whether the federation stays on the host: as requested, or because its data would fill half of the device."""
     if stream not in (None, True, False):
         raise ValueError(f"stream={stream!r} must be True, False, or None to stream what does not fit")
     able = not algorithm.centralised and mesh is None
     if stream and algorithm.centralised:
         raise ValueError(
             f"stream=True: {type(algorithm).__name__} is centralised and draws from all data, so it needs them on the "
-            "device; leave stream out"
+            "device; omit stream"
         )
     if stream and mesh is not None:
-        raise ValueError("stream=True with a mesh: a mesh shares data out over its devices; choose one of the two")
+        raise ValueError("stream=True with a mesh: a mesh spreads data over its devices; choose one of the two")
     held = sum(leaf.nbytes for split in federation.splits.values() for leaf in jax.tree.leaves(split.examples))
     return bool(stream) if stream is not None else able and held > 0.5 * device_memory()
 
 
 def device_memory() -> float:
-    """Bytes of the memory that arrays lie in."""
+    """Bytes of the default device's memory."""
     found = jax.local_devices()[0].memory_stats() or {}
     if "bytes_limit" in found:
         return found["bytes_limit"]
@@ -146,7 +146,7 @@ def device_memory() -> float:
 def _over_devices(
     problem: Problem, federation: Federation, spread: Spread, wanted: Sequence[str], weights: Weights, dtype: Any
 ) -> tuple[dict[str, FlatSplit], dict[str, Rows]]:
-    """Data for training and for evaluation over a mesh: one copy, every client's rows on its own device."""
+    """Data for training and evaluation over a mesh: one copy, every client's rows on its device."""
     flat: dict[str, FlatSplit] = {}
     full: dict[str, Rows] = {}
     needed = sorted({*problem.streams.values()})
@@ -170,7 +170,7 @@ def _over_devices(
 def _pool(
     rule: Sampler, flat: dict[str, FlatSplit], sizes: Mapping[str, np.ndarray]
 ) -> tuple[Sampler, dict[str, FlatSplit]]:
-    """One client that holds everything, sampled so that the objective stays the same. sizes: weights of the clients."""
+    """One client with all data, sampled so that the objective stays the same. sizes: weights of the clients."""
     first = next(iter(flat.values()))
     counts = {name: np.asarray(split.count, np.int64) for name, split in flat.items()}
     alike = all(np.array_equal(sizes[n] * count[0], sizes[n][0] * count) for n, count in counts.items())

@@ -1,9 +1,9 @@
-"""Several processes that run one program: how they find each other, agree, and which one writes for all.
+"""One program over several processes: how they connect and agree, and which of them writes output.
 
 Every process runs the same Python and owns some of the devices. All of them must compute the same things in the same
-order: a computation on arrays that lie over several processes needs every one of them, and aborts or hangs where one
-process computes what the others do not. So the first process takes every decision that depends on a clock, and only
-that one writes files and prints. All of them read checkpoints, from a folder that all must see.
+order: a computation on arrays that lie over several processes needs every process, and aborts or hangs if one process
+computes what the others do not. So the first process takes every decision that depends on a clock, and it alone writes
+files and prints. All processes read checkpoints, from a folder that all must see.
 """
 
 import contextlib
@@ -19,9 +19,9 @@ COORDINATOR, COUNT, NUMBER = "FEDSTRATA_COORDINATOR", "FEDSTRATA_PROCESSES", "FE
 
 
 def join() -> None:
-    """Join the processes that the three variables above name, or those of a cluster that jax knows, such as Slurm.
+    """Join the processes of the three variables above, or of a cluster that JAX supports, such as Slurm.
 
-    To be called before anything else is asked of jax.
+    Call it before any other use of JAX.
     """
     _libraries_print_aside()
     if COORDINATOR in os.environ:
@@ -38,21 +38,21 @@ def _join_cluster() -> None:
         jax.distributed.initialize()
     except ValueError as error:
         raise ValueError(
-            "no other processes were found; start them with `fedstrata launch`, with a cluster's own launcher, or give "
+            "no other processes were found; start them with `fedstrata launch`, with a cluster's launcher, or set for "
             f"each {COORDINATOR} (host:port of the first), {COUNT} (how many) and {NUMBER} (which one, from 0) "
             f"({str(error).splitlines()[0]})"
         ) from error
 
 
 def _libraries_print_aside() -> None:
-    """What compiled libraries print as they connect goes to standard error: standard output may be somebody's JSON."""
+    """Send the output of compiled libraries to standard error: standard output may be JSON."""
     sys.stdout.flush()
     sys.stdout = os.fdopen(os.dup(1), "w", encoding=sys.stdout.encoding, errors="replace")
     os.dup2(2, 1)
 
 
 def leads() -> bool:
-    """Whether this process writes and talks for all; true where there is only one."""
+    """Whether this process writes and prints for all; true if there is only one."""
     return jax.process_index() == 0
 
 
@@ -74,7 +74,7 @@ def lead(work: Callable[[], None], failed: Exception) -> None:
 
 
 def agreed(value: float) -> float:
-    """The first process's value, in all of them."""
+    """The first process's value, in all processes."""
     if jax.process_count() == 1:
         return value
     from jax.experimental import multihost_utils
@@ -83,7 +83,7 @@ def agreed(value: float) -> float:
 
 
 def together(name: str) -> None:
-    """Wait until every process has come here: what the first one wrote is there for the others to read."""
+    """Wait for all processes. After this, the others can read what the first one wrote."""
     if jax.process_count() > 1:
         from jax.experimental import multihost_utils
 

@@ -20,7 +20,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """What lays out the program of a run: the options that `fs.run`, `estimate`, `profile` and `tune` share.
+    """The options that determine the program of a run, shared by `fs.run`, `estimate`, `profile` and `tune`.
 
     Args:
         rounds: communication rounds.
@@ -37,12 +37,12 @@ class RunOptions:
         stationarity: record the exact stationarity measure.
         per_client: record every client's metrics.
         select: keep the solution that is best on this column.
-        mode: whether that column is best at its "max" or its "min".
-        patience: stop after so many evaluations without improvement.
+        mode: the better end of that column, "max" or "min".
+        patience: stop after this many evaluations without improvement.
         explosion: an objective that grows by this factor counts as diverged.
         execution: "vmap", "map", a chunk size, or "auto".
         mesh: devices to spread the clients over.
-        stream: keep data and the clients' own state on the host.
+        stream: keep data and `Local` fields on the host.
         privacy: clip and add noise (`fs.Privacy`).
     """
 
@@ -70,7 +70,7 @@ class RunOptions:
 
     @classmethod
     def of(cls, who: str, given: Mapping[str, Any]) -> "RunOptions":
-        """Options given by name; those of `fs.run` alone are left out, and an unknown one is refused.
+        """Options by name. Those of `fs.run` alone are ignored; unknown ones are refused.
 
         >>> RunOptions.of("fs.run", {"rounds": 3, "sedes": 2})
         Traceback (most recent call last):
@@ -85,7 +85,7 @@ class RunOptions:
         return cls(**{name: value for name, value in given.items() if name in names})
 
     def as_saved(self, saved: Mapping[str, Any]) -> "RunOptions":
-        """What was chosen for a saved run, by its length or on another machine, is kept where none is given."""
+        """Fill in the values chosen for a saved run, by its length or on another machine, unless they are given."""
         if not saved:
             return self
         execution = saved["execution"] if self.execution == "auto" else self.execution
@@ -96,17 +96,17 @@ class RunOptions:
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
 
 
-# What `fs.run` takes beside them: they do not change the program.
+# The other arguments of `fs.run`. They do not change the program.
 RUN_ONLY = ("label", "checkpoint", "checkpoint_every", "resume", "callbacks", "progress")
 
 
 def defaults() -> dict[str, Any]:
-    """The options that have a default, and it."""
+    """The default values of options that have one."""
     return {f.name: f.default for f in dataclasses.fields(RunOptions) if f.default is not dataclasses.MISSING}
 
 
 def takes_run_options(function: F) -> F:
-    """A function whose `**options` are those of a run: its signature shows them all."""
+    """Decorate a function whose `**options` are those of a run: its signature shows them all."""
     own = inspect.signature(function)
     named = [p for p in own.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
     taken = {p.name for p in named}

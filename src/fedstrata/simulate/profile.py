@@ -1,4 +1,4 @@
-"""`fs.profile`: where the time of a run goes, found by tracing a few rounds of it."""
+"""`fs.profile`: the time of each part of a run, from a trace of a few rounds."""
 
 import gzip
 import json
@@ -20,8 +20,8 @@ from fedstrata.simulate.run import prepare
 if TYPE_CHECKING:
     from rich.table import Table
 
-ROUNDS = 20  # that are traced, at most
-# Names that `engine.context.profiled` gives, and what they are called here.
+ROUNDS = 20  # traced at most
+# Names given by `engine.context.profiled`, and their titles in a profile.
 PARTS = {
     "cohort": "drawing cohorts",
     "samples": "drawing and looking up examples",
@@ -34,11 +34,11 @@ PARTS = {
 
 
 class Profile(NamedTuple):
-    """Seconds of a whole run, part by part: what comes once, and what all rounds and evaluations take together."""
+    """Seconds of a whole run by part: single costs, and the sums over all rounds and evaluations."""
 
     rounds: int
     evaluations: int
-    data: float  # checking data and bringing them to the device
+    data: float  # checking data and copying them to the device
     compile: float  # and the start
     seconds: dict[str, float]  # by part, extrapolated from the rounds that were traced
     traced: int  # rounds
@@ -71,8 +71,8 @@ def profile(
 ) -> Profile:
     """Run a few rounds under XLA's profiler, and report which part of a run takes how long.
 
-    A part's share is that of the time in which the device's threads were busy with it, applied to the time that as
-    many rounds take without the profiler.
+    A part's share is its share of the device threads' busy time, applied to the time of as many rounds without the
+    profiler.
 
     Args:
         problem: what to minimise.
@@ -89,7 +89,7 @@ def profile(
     carry, _, starts = executable.begin()
     if starts:
         carry = executable.advance(carry, 0, 1, starts)[0]
-    first = int(bool(starts))  # a first round that starts client by client is a program of its own
+    first = int(bool(starts))  # a first round that starts client by client is a separate program
     traced = min(rounds, max(ROUNDS // executable.every * executable.every, min(ROUNDS, executable.every)))
     some = executable._replace(rounds=first + traced, threads=1)  # the last round evaluates
     jax.block_until_ready(some.advance(carry, first, first)[0].status)
@@ -128,7 +128,7 @@ def _busy(folder: Path, program: str) -> dict[str, float]:
 def _parts(program: str) -> Iterator[tuple[str, str]]:
     """The part that each operation of a program belongs to; loops and branches belong to none.
 
-    A fusion may not say it of itself; then it is that of most operations inside.
+    A fusion without a part has that of most operations inside it.
     """
     inside: dict[str, list[str]] = {}
     operations, within = [], []

@@ -1,7 +1,7 @@
 """The simulator's program: many rounds, evaluation included, as one compiled loop.
 
-The loop's bounds are traced, so a segment of any length is the same executable: how a run is cut into segments
-never changes a bit of its result. A run that diverges or stops early is frozen in place, at the cost of the cohort.
+The loop's bounds are traced, so segments of all lengths use the same program: results are bit-identical however a run
+is divided. A run that diverges or stops early is frozen; its cohort is still computed.
 """
 
 from collections.abc import Mapping
@@ -29,7 +29,7 @@ from fedstrata.simulate.state import DIVERGED, RUNNING, Carry, ProgramOptions, S
 def begin(
     inputs: Inputs, options: ProgramOptions, context: RoundContext, key: PRNGKeyArray
 ) -> tuple[Carry, dict[str, Array], Start]:
-    """The state before round 0, its evaluation, and what the first rounds start from."""
+    """The state before round 0, its evaluation, and `first_round_starts`."""
     start = initialise(context, key)
     local = initialise_local(context, key, start.merged)
     x, found = measure(inputs, options, context, start.shared, local)
@@ -39,7 +39,7 @@ def begin(
 
 
 def first_carry(options: ProgramOptions, shared: Any, local: dict[str, Any], x: Vector, objective: Array) -> Carry:
-    """What a run remembers before its first round; x: its solution, of which this is the objective."""
+    """The carry of a run before its first round; x: its solution, with this objective."""
     none, fields = jnp.array(-1, jnp.int32), jnp.zeros((len(shared._fields),), bool)
     running, worst = jnp.array(RUNNING, jnp.int32), jnp.array(-jnp.inf, objective.dtype)
     return Carry(
@@ -59,7 +59,7 @@ def first_carry(options: ProgramOptions, shared: Any, local: dict[str, Any], x: 
 def one_round(
     context: RoundContext, key: PRNGKeyArray, carry: Carry, round: Array, first_round_starts: Mapping[str, Any]
 ) -> tuple[Carry, Array, Array]:
-    """One round of a running simulation; returns also the examples looked at and the clients that took part."""
+    """One round of a run. Also returns the number of examples drawn and of clients that took part."""
     cohort = context.cohort(key, round)
     slots = slots_of(context, cohort)
     rows = read_local(carry.local, context.data, slots)
@@ -103,8 +103,8 @@ def advance(
     segment: Segment,
     first_round_starts: Mapping[str, Any] | None = None,
 ) -> tuple[Carry, dict[str, Array], Array, Array]:
-    """The rounds of a segment. Returns what was recorded, and how many examples and clients took part."""
-    # Traced once, although it is asked for its shapes first.
+    """The rounds of a segment. Returns the records, and the numbers of examples and clients that took part."""
+    # Jitted, so that shapes and loop share one trace.
     look = jax.jit(partial(measure, inputs, options, context))
     shapes = jax.eval_shape(look, carry.shared, carry.local)[1]
     blank = lambda s: jnp.full((options.records, *s.shape), jnp.nan, s.dtype)
@@ -132,7 +132,7 @@ def advance(
 
 
 def _on_every_device(context: RoundContext, carry: Carry, found: dict[str, Array]) -> tuple[Carry, dict[str, Array]]:
-    """On a mesh: all but the clients' own fields on every device, where any process can read them."""
+    """On a mesh: everything except `Local` fields on every device, where every process can read it."""
     if context.spread is None:
         return carry, found
     local, rest = carry.local, carry._replace(local={})

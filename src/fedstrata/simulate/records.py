@@ -1,4 +1,4 @@
-"""The rows that a run records while it goes, and the history made of them."""
+"""The records of a run, and the history made from them."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,7 +9,7 @@ from fedstrata.engine.ledger import Ledger
 from fedstrata.report.history import History
 
 COUNTS = ("samples", "took")
-OWN = ("round", "samples", "bytes_up", "bytes_down", "seconds")  # columns of every history, beside what is evaluated
+OWN = ("round", "samples", "bytes_up", "bytes_down", "seconds")  # columns of every history, in addition to evaluations
 
 
 class Records:
@@ -39,7 +39,7 @@ class Records:
         took: float,
         early: bool = False,
     ) -> None:
-        """What a segment recorded at these rounds; wall-clock time is shared out evenly over it.
+        """Add the records of a segment at these rounds. Wall-clock time is divided evenly over it.
 
         early: the pool of all clients lasted throughout.
         """
@@ -60,7 +60,7 @@ class Records:
         return self.rows[name][-1]
 
     def history(self, axes: dict[str, list], ledger: Ledger, rejoining: bool, **about: Any) -> History:
-        """The history with its axes labelled and bytes counted. about: further fields of it."""
+        """The history with labelled axes and byte counts. about: its other fields."""
         shape = tuple(len(v) for v in axes.values())
         wide = {n: np.stack(v, axis=1).reshape((*shape, len(v), *v[0].shape[1:])) for n, v in self.rows.items()}
         everywhere = lambda values: np.broadcast_to(np.asarray(values), (*shape, len(self.rounds)))
@@ -73,7 +73,7 @@ class Records:
         return History(axes, columns, per_client, **about)
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Everything as arrays, for a checkpoint."""
+        """All records as arrays, for a checkpoint."""
         out = {f"row/{n}": np.stack(v) for n, v in self.rows.items()} | {
             f"total/{n}": v for n, v in self.totals.items()
         }

@@ -1,4 +1,4 @@
-"""What a run gives back: its history, its solutions, its last state, and how it ended."""
+"""The result of a run: its history, its solutions, its last state, and its endings."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from fedstrata.base.figures import Figure
 
 ENDINGS = ("finished", "diverged", "exploded", "stopped early", "worsened")
-WORSE = 10.0  # a run whose objective ends above its start by more than this times max(|start|, 1) has worsened
+WORSE = 10.0  # a run is "worsened" if its objective ends above its start by more than this × max(|start|, 1)
 
 
 class DivergenceWarning(UserWarning):
     """A run diverged or ended far worse than it started.
 
-    Of a run whose numbers are not finite, or whose objective exploded, the last good state is kept. A run that only got
-    worse is kept as it is.
+    If its numbers are not finite, or its objective exploded, the result has the last good state. If it only got worse,
+    the result has the last state.
     """
 
 
@@ -41,14 +41,14 @@ class Result:
         ledger: bytes of every field, per client and round.
         solutions: the last solution of every run, or its best one where `select` was given.
         state: the server's state at the end.
-        local: the clients' own fields at the end.
+        local: the clients' `Local` fields at the end.
         endings: how each run ended, one of `ENDINGS`; "worsened": its objective ended far above its start.
         notes: what went wrong, in words.
         seconds: of the rounds, without compilation.
         compile_seconds: of compilation and the start.
-        rounds: that were run.
-        privacy: what the run cost its clients, in a private run.
-        federation: the training data, where all runs had the same.
+        rounds: the number of rounds.
+        privacy: the privacy cost of the run to its clients, in a private run.
+        federation: the training data, if all runs had the same.
     """
 
     label: str
@@ -92,11 +92,11 @@ class Result:
     def save_model(self, path: Any, **labels: Any) -> None:
         """Save the trained model of one run as a file that `fs.load_model` reads.
 
-        For a problem that was made from a plain function, the parameters alone are saved. A ranking (`fs.Pairwise`) is
-        saved with the threshold above which as many training rows lie as are positive; `predict` uses it.
+        For a problem made from a plain function, only the parameters are saved. A ranking (`fs.Pairwise`) is saved with
+        a threshold for `predict`: as many training rows are above it as are positive.
 
         Args:
-            path: the file, which ends in .npz.
+            path: the file, ending in .npz.
             **labels: which run, as in `solution`.
         """
         from fedstrata.engine.saving import save_trained

@@ -1,4 +1,4 @@
-"""Resuming: what a checkpoint must share with the run that continues from it."""
+"""Resuming: which settings a checkpoint and the run that resumes it must have in common."""
 
 import json
 from collections.abc import Mapping
@@ -19,14 +19,14 @@ from fedstrata.simulate.fingerprint import describe, differences
 from fedstrata.simulate.options import RunOptions, defaults
 from fedstrata.simulate.records import Records
 
-# Options that change no trajectory, or that the settings hold in another form.
+# Options that do not change a trajectory, or that the settings contain in another form.
 SKIPPED = ("rounds", "params", "execution", "evaluate_every", "mesh", "stream")
 
 
 def settings_of(
     executable: Executable, problem: Problem, algorithm: Algorithm, federation: Federation, options: RunOptions
 ) -> dict[str, Any]:
-    """Everything that decides a trajectory, as plain JSON. `rounds` is not in it: a run may be made longer."""
+    """All settings that determine a trajectory, as plain JSON. `rounds` is not among them: a run may be extended."""
     words = partial(describe, by_name=True)
     values = {f"{type(algorithm).__name__}.{k}": words(v) for k, v in hyperparameters(algorithm).items()}
     settings = {
@@ -47,7 +47,7 @@ def settings_of(
 
 
 def restore(executable: Executable, store: Checkpoints, settings: Mapping[str, Any]) -> Driver | None:
-    """The run as its newest good checkpoint left it, or None where there is none."""
+    """The run at its newest good checkpoint, or None if there is none."""
     saved = store.load()
     if saved is None:
         return None

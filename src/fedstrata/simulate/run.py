@@ -116,15 +116,16 @@ def run(
         stationarity: record the exact stationarity measure too.
         per_client: record every client's metrics too.
         select: keep the solution that is best on this column, say "valid/loss".
-        mode: whether that column is best at its "max" or its "min"; "auto": as the column declares.
-        patience: stop after so many evaluations without improvement of `select`.
+        mode: the better end of that column, "max" or "min"; "auto": as the column declares.
+        patience: stop after this many evaluations without improvement of `select`.
         explosion: an objective that grows by this factor counts as diverged.
         callbacks: functions of (round, row), called for every recorded round.
         progress: show a progress bar.
         execution: run a round's clients by "vmap", "map" or in chunks of a given size; "auto" measures.
-        mesh: spread the clients, with their data and state, over "all" devices or so many, in one process or several.
-        stream: keep data and the clients' own state on the host, where only the cohort's travel; if left out, where
-            they would fill half of the device.
+        mesh: spread the clients, with their data and state, over "all" devices or a number of them, in one process or
+            several.
+        stream: keep data and `Local` fields on the host, and copy only the cohort's; if left out, only if the data
+            would fill half of the device.
         checkpoint: a folder for checkpoints.
         checkpoint_every: seconds between them.
         resume: continue from the newest checkpoint in the folder.
@@ -189,7 +190,7 @@ _POSITIONAL = ("problem", "algorithm", "federation", "unknown_options")
 
 
 def prepare(problem: Problem, algorithm: Algorithm, federation: Federation, options: RunOptions) -> Executable:
-    """Check everything that can be checked without running, and lay out the program."""
+    """Check everything that can be checked without running, and build the executable."""
     exchanges = check_solves(algorithm, problem)
     check_federation(federation)
     checks.check_options(options)

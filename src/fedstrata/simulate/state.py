@@ -1,4 +1,4 @@
-"""What the program of a run is told and what it carries from round to round."""
+"""The static settings of a run's program, its segments, and the state that it carries from round to round."""
 
 from typing import Any, NamedTuple
 
@@ -22,7 +22,7 @@ class ProgramOptions(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """Which rounds a call of the program runs, and when it evaluates: all traced, so none of it recompiles."""
+    """The rounds of one call of the program, and its evaluations. All values are traced, so none recompiles."""
 
     first: Array
     last: Array
@@ -30,12 +30,12 @@ class Segment(NamedTuple):
     rounds: Array  # of the whole run: its last round is always evaluated
 
     def due(self, done: Array) -> Array:
-        """Whether there is an evaluation after so many rounds."""
+        """Whether there is an evaluation after this many rounds."""
         return (done % self.every == 0) | (done == self.rounds)
 
 
 class Carry(NamedTuple):
-    """Everything that a run remembers between rounds. A checkpoint of it is complete by construction."""
+    """Everything that a run keeps between rounds, and so everything that a checkpoint needs."""
 
     shared: Any  # the server's state
     local: dict[str, Any]  # the clients' Local fields

@@ -1,4 +1,4 @@
-"""Seeds and swept values: what is run in one program, and the labelled axes of its history."""
+"""Seeds and swept values: the runs of one program, and the labelled axes of its history."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -53,14 +53,14 @@ def stacked_settings(
 
 
 def repeat_runs(x0: Vector, seeds: list[int], runs: int) -> tuple[Vector, Array]:
-    """Start points and keys of all runs: the seeds again for every swept setting."""
+    """Start points and keys of all runs: those of the seeds, repeated for every swept setting."""
     times = runs // len(seeds)
     keys = jnp.stack([seed_key(s) for s in seeds])
     return jax.tree.map(lambda a: jnp.concatenate([a] * times), x0), jnp.concatenate([keys] * times)
 
 
 def check_values(name: str, values: Any, where: str) -> list[Any]:
-    """The values of one hyper-parameter that are tried: a list, not empty, nothing twice."""
+    """The values of one hyper-parameter must be a list, not empty, without duplicates."""
     listed = isinstance(values, Sequence) and not isinstance(values, str)
     if not listed and not (isinstance(values, np.ndarray | jax.Array) and values.ndim == 1):
         example = f"; for one value, [{values!r}]" if isinstance(values, Real | str) else ""

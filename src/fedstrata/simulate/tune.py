@@ -1,4 +1,4 @@
-"""`fs.tune`: the same procedure for every method: a grid, a choice on validation data, a rerun on fresh seeds."""
+"""`fs.tune`, the same procedure for every method: a grid, a choice on validation data, a rerun on fresh seeds."""
 
 import itertools
 import warnings
@@ -28,7 +28,7 @@ FRESH = 1000  # seeds of the rerun start here: none of them was used for the cho
 
 @dataclass(eq=False, repr=False)
 class Tuned:
-    """What tuning found: the chosen values, every setting's score, and the rerun on fresh seeds."""
+    """The result of tuning: the chosen values, every setting's score, and the rerun on fresh seeds."""
 
     algorithm: Algorithm  # with the chosen values
     chosen: dict[str, Any]
@@ -67,10 +67,10 @@ def tune(
         federation: on whose data.
         grid: the values to try, by hyper-parameter.
         select: the column to choose by.
-        mode: whether it is best at its "max" or its "min"; "auto": as the column declares.
+        mode: the better end of that column, "max" or "min"; "auto": as the column declares.
         seeds: of the runs that are compared.
         final_seeds: of the rerun: how many, or which; none of them may be among `seeds`.
-        **options: those of `fs.run`, without checkpoints, which are of one run.
+        **options: those of `fs.run`, except checkpoints, which belong to one run.
     """
     check_solves(algorithm, problem)
     check_federation(federation)
@@ -97,8 +97,8 @@ def tune(
     settings = [dict(zip(fixed, values, strict=True)) for values in itertools.product(*fixed.values())]
     variants = [with_values(algorithm, **setting) for setting in settings]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the runs themselves warn
-        for here in variants:  # what the last run would refuse is refused before the first
+        warnings.simplefilter("ignore")  # the runs warn later
+        for here in variants:  # check every variant before the first run
             given = {**options, "seeds": seeds, "sweep": swept, "execution": "vmap"}
             executable = prepare(problem, here, federation, RunOptions.of("fs.tune", given))
             columns = [*OWN, *(name for name, value in recorded(executable).items() if not value.shape)]
@@ -108,10 +108,10 @@ def tune(
     scores: list[tuple[dict[str, Any], float, float]] = []
     for setting, here in zip(settings, variants, strict=True):
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DivergenceWarning)  # a grid is there to find the edge
+            warnings.simplefilter("ignore", DivergenceWarning)  # expected at the edges of a grid
             found = run(problem, here, federation, seeds=seeds, sweep=swept, **options)
         for labels, history in found.history.settings():
-            ends = history.last(select)  # NaN where it diverged, whatever its best value was before
+            ends = history.last(select)  # NaN where it diverged, even if it had a good value before
             ends = np.where(np.isnan(ends), np.nan, history.best(select, mode)) if early else ends
             scores.append(({**setting, **labels}, float(np.mean(ends)), float(np.std(ends))))
     good = [s for s in scores if np.isfinite(s[1])]

@@ -168,7 +168,7 @@ def changed(name, value):
 
 FAULTS = {
     "gone fishing": lambda reply: "gone fishing",
-    "the reply is about": lambda reply: reply._replace(stage=Stage(reply.stage.round, 0)),
+    "the reply is for": lambda reply: reply._replace(stage=Stage(reply.stage.round, 0)),
     "missing": lambda reply: reply._replace(arrays={}),
     "unexpected": changed("said.values['test/charm']", np.zeros(())),
     "not finite": changed("said.values['test/loss']", np.array(np.inf)),

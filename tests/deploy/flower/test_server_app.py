@@ -236,5 +236,5 @@ def test_a_private_run_reports_the_privacy_spent(grid, tmp_path):
 
 
 def test_more_sites_than_expected_are_named(grid, tmp_path):
-    with pytest.raises(RuntimeError, match="3 sites came, and 2 were expected"):
+    with pytest.raises(RuntimeError, match="3 sites connected, but 2 were expected"):
         server_app.serve(deployment(sites=2), grid, "first", tmp_path / "out")

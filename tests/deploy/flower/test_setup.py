@@ -239,7 +239,7 @@ def test_a_command_is_shown_and_not_started(app, capsys):
     [
         (["deploy", "initt"], "init"),
         (["deploy", "init"], "needs the name of a new folder"),
-        (["deploy", "server", "north"], "takes nothing more"),
+        (["deploy", "server", "north"], "takes no argument"),
         (["deploy", "server", "--insecure"], "loopback"),
         (["deploy", "local", "--app", "nowhere"], "no Flower app"),
         (["deploy", "register", "north.pub"], "deploy keys"),

@@ -34,7 +34,7 @@ def vector(w=W):
 # Objective and gradient.
 
 
-# Weights do not know the loss: both kinds for one of each form (f linear, in logarithms, of a vector), else in turn.
+# Weights do not depend on the loss: both kinds for one of each form (f linear, in logs, of a vector), else in turn.
 WEIGHED = [(name, weighting) for name in ("psm", "kl", "precision") for weighting in WEIGHTINGS]
 WEIGHED += zip([name for name in LOSSES if (name, "clients") not in WEIGHED], WEIGHTINGS * 5, strict=False)
 
@@ -123,7 +123,7 @@ def test_average_precision_rises_with_minus_and_falls_with_plus():
     assert descended(fs.Pairwise(linear_score, loss, plus, second="train")) < before - 0.1
 
 
-# What clients know.
+# Pools, as clients have them.
 
 
 def shard_of(federation, problem, client):
@@ -138,7 +138,7 @@ def oracle_of(problem, task, client, batch: Any = "all", key=0, step=0, w=W):
 
 
 def exact_pools(oracles, x):
-    """What every client would send, were it asked now: scores, with the exact u beside those of the first set."""
+    """Every client's current message: scores, with the exact u beside those of the first set."""
     clients, scores = len(oracles), [oracle.scores(x) for oracle in oracles]
 
     def pool(rows):
@@ -211,7 +211,7 @@ def test_each_half_of_a_direction_is_its_equation(name):
 
 
 def test_swapped_buffers_are_no_gradient():
-    """Line 12 of the printed listing takes ξ from the scores of the first set and ζ from those of the second."""
+    """Line 12 of the published listing takes ξ from the scores of the first set and ζ from those of the second."""
     task, loss, w = pair_task(((4, 4), (4, 4)), seed=2), LOSSES["squared hinge"], np.ones(3)
     problem, wanted = loss.problem(), gradient(task, loss, w)
 
@@ -402,7 +402,7 @@ def test_metrics_are_scikit_learns_over_all_clients(first):
 
 
 def test_another_label_may_be_the_positive_one():
-    """by_label(positive=…) says which examples rank above; the problem is told so too, or refuses."""
+    """by_label(positive=…) defines which examples rank above; the problem needs the same value, or refuses."""
     fed = sites()
     flipped = fs.Federation({n: s for n, s in fed.splits.items() if n == "train"}).by_label(positive=0)
     with pytest.raises(ValueError, match="positive=1"):

@@ -17,11 +17,11 @@ class OptimizerState(NamedTuple):
 
     x: Broadcast[Vector]
     delta: Reported[Vector]
-    memory: Server[Any]  # what the optimizer remembers
+    memory: Server[Any]  # of the optimizer
 
 
 class ServerOptimized(Algorithm):
-    """What FedOpt and FedAdam share: local SGD steps and the report of their total. Subclasses define the server."""
+    """Base class of FedOpt and FedAdam: local SGD steps and the report of their total. Subclasses add the server."""
 
     oracle: ClassVar[type] = SmoothOracle
 
@@ -78,7 +78,7 @@ class FedOpt(ServerOptimized):
 
 
 class Moments(NamedTuple):
-    """What Adam and Yogi remember."""
+    """The moments of Adam and Yogi."""
 
     m: Vector
     v: Vector

@@ -1,4 +1,4 @@
-"""SCAFFOLD: control variates that take the client drift out of FedAvg."""
+"""SCAFFOLD: FedAvg with control variates that remove client drift."""
 
 from typing import ClassVar, NamedTuple
 

@@ -1,4 +1,4 @@
-"""The two references: FedSGD (one gradient a round) and SGD on pooled data (no federation at all)."""
+"""The two references: FedSGD (one gradient per round) and SGD on pooled data (centralised)."""
 
 from typing import ClassVar, NamedTuple
 

@@ -1,4 +1,4 @@
-"""FedBiOAcc: FedBiO with recursive estimates of both directions; and AnchoredBiOAcc, with its correction repaired."""
+"""FedBiOAcc: FedBiO with recursive estimates of both directions; and AnchoredBiOAcc, its corrected form."""
 
 from typing import Any, NamedTuple
 

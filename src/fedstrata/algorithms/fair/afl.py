@@ -27,7 +27,7 @@ class AFL(Algorithm):
       1/√T with steps of that order, and also the last x where the losses are strongly convex and both steps small (else
       the two players may circle).
     - *Does not* minimise the average: the weights leave every client whose loss is below the worst.
-    - *Does not* take local steps: one gradient a round, as in the paper. Local steps would need another method.
+    - *Does not* take local steps: one gradient per round, as in the paper. Local steps would need another method.
     - λ_i stays with its client, as N λ_i. To project, a client needs only the level by which all of them come down. So
       λ costs two numbers up and two down in a second short exchange. The server sees gradients as a sum only, and
       losses and weights one by one.

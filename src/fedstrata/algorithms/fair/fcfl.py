@@ -1,4 +1,4 @@
-"""FCFL: the worst client's loss under a limit on every client's disparity, then the mean loss at nobody's expense."""
+"""FCFL: the worst client's loss under a limit on all disparities, then the mean loss at no client's expense."""
 
 from typing import Any, ClassVar, NamedTuple
 
@@ -101,7 +101,7 @@ class FCFL(Algorithm):
         return merged._replace(x=start.x - self.step_size * d, delta_f=delta_f, delta_u=delta_u)
 
     def worst_first(self, g_f: Vector, g_u: Vector, kept: Any) -> Vector:
-        """The direction of stage one; opposing nothing is no constraint."""
+        """The direction of stage one. A zero gradient is no constraint."""
         return aligned(stack(g_f, g_u), target=where(kept, g_f, g_u), keep=stack(where(kept, g_f.zeros(), g_f)))
 
     def nobody_worse(self, df: Vector, g_u: Vector, kept: Any, cohort: Cohort) -> Vector:

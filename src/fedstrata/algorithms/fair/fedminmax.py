@@ -100,5 +100,5 @@ class FedMinMax(Algorithm):
 
 
 def over(value: Vector, rho: Vector) -> Vector:
-    """value/ρ, and 0 for a group that nobody has."""
+    """value/ρ, and 0 for a group without examples."""
     return rho.sign() * value / rho.maximum(SMALLEST)

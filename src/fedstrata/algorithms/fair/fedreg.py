@@ -1,4 +1,4 @@
-"""FedReg: FedAvg with a fairness penalty that every client works out from its own samples."""
+"""FedReg: FedAvg with a fairness penalty that every client computes from its own samples."""
 
 from typing import ClassVar
 

@@ -1,4 +1,4 @@
-"""q-FFL: clients with a larger loss pull harder, the more so the larger q."""
+"""q-FFL: clients with a larger loss have more weight; q sets how much."""
 
 from typing import ClassVar, NamedTuple
 
@@ -57,7 +57,7 @@ class QFFL(Algorithm):
 
     def local_end(self, oracle: SmoothOracle, start: State, state: State) -> State:
         F = oracle.fresh(0, batch_size="all").value(start.x).astype(start.x.scalar_dtype)
-        # A perfect client has no say, but F^(q-1) must stay finite; of a negative loss no power means anything.
+        # A client with zero loss has no weight, but F^(q-1) must stay finite. Powers of negative losses are undefined.
         F = where(F < 0, float("nan") * F, where(F == 0, F + 1e-10, F))
         L = 1 / self.step_size if self.lipschitz is None else self.lipschitz
         gradient = L * (start.x - state.x)

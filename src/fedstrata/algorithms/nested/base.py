@@ -1,4 +1,4 @@
-"""What methods for nested problems share: start values, Jacobians, exchanges level by level, checks."""
+"""Common parts of methods for nested problems: start values, Jacobians, exchanges level by level, checks."""
 
 import warnings
 from collections.abc import Callable, Sequence
@@ -153,7 +153,7 @@ def level_by_level(
 ) -> list[Phase]:
     """The exchanges of a round whose last step averages its levels one after another: 2K exchanges of one vector each.
 
-    All exchanges look at the sample of the last step.
+    All exchanges use the sample of the last step.
 
     Args:
         problem: the nested problem.
@@ -163,7 +163,7 @@ def level_by_level(
         product: `product(k, …)`, the product of level k in the last step.
         begin: called once before the first step.
         receives: the fields that come down before the first step.
-        separate: products look at samples that values do not use.
+        separate: products use samples that values do not use.
     """
     levels, last = len(problem.levels), steps - 1
     source = "jacobian" if separate else "level"

@@ -19,7 +19,7 @@ class ComFedL(NestedMethod):
 
     and with K levels the product of all Jacobians, each level at the value of the one below on its own sample.
 
-    The rule is from memory of the paper, whose listing was not at hand. Others describe it as averaging after every
+    The rule is from memory of the paper, whose listing was not available. Others describe it as averaging after every
     iteration, hence the default of one local step. With a regulariser every step is a proximal one; the last prox of a
     round is that of the mean, at the server, so that q = 1 stays exact.
 

@@ -108,7 +108,7 @@ class MFCGD(NestedMethod):
         v = v if self.gradient_radius is None else v.clip_to_ball(self.gradient_radius)
         return state._replace(h=h, u=u, v=v)
 
-    # Variants have another State, hence `Any` for what the next three take of it.
+    # Variants have another State, hence `Any` in the next three methods.
     def direction(self, start: Any, w: Vector) -> Vector:
         """The direction of a client whose estimate is w."""
         return w

@@ -1,4 +1,4 @@
-"""TrackedSCGD: each client tracks its own levels, and adds what the others differ by."""
+"""TrackedSCGD: each client tracks its own levels and adds the difference of the mean over all clients."""
 
 from typing import NamedTuple
 

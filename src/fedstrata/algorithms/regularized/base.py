@@ -1,4 +1,4 @@
-"""What methods with a proximal operator share: the steps at which they take it are checked."""
+"""Base class of methods with a proximal operator: it checks the steps of the prox."""
 
 import math
 from typing import ClassVar

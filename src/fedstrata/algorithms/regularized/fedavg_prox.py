@@ -1,4 +1,4 @@
-"""FedAvg with a prox put in: what people do first, once at the clients and once at the server."""
+"""FedAvg with a prox, the simplest way to add a regulariser: at the clients, or at the server."""
 
 from typing import NamedTuple
 

@@ -1,4 +1,4 @@
-"""FedCanon, as far as its abstract tells: tracking at the clients, one prox at the server."""
+"""FedCanon, reconstructed from its abstract: tracking at the clients, one prox at the server."""
 
 from fedstrata.algorithms.regularized.zhang2024 import Zhang2024
 from fedstrata.problems.base import CompositeOracle
@@ -21,7 +21,7 @@ class FedCanon(Zhang2024):
     - *Does not* reach it with constant steps: the limit is off by O(η_a Q). At the optimum the gradient is not zero
       (the regulariser balances it), so clients without a prox walk away from it while they work.
     - This is a reconstruction from the paper's abstract (control variables, one prox at the server, none at the
-      clients), not its listing, which was not at hand; take its results with that caution.
+      clients), not its listing, which was not available; treat its results with caution.
     - It is Zhang2024 without the local prox, and step for step SCAFFOLD with a server prox at half of its message.
       Partial participation as in Zhang2024.
 

@@ -1,4 +1,4 @@
-"""FedDA (federated dual averaging): clients walk in the dual space, and the prox grows with the way gone."""
+"""FedDA (federated dual averaging): steps in the dual space; the weight of the prox is the sum of all steps so far."""
 
 import math
 from typing import NamedTuple

@@ -127,7 +127,7 @@ def summarise(
 
 
 def _share(agreement: Agreement, counts: Sequence[int]) -> np.ndarray:
-    """The weights of sites with so many rows: in proportion to them, or all alike, as in the run; zero without rows."""
+    """The weights of sites with these numbers of rows: by size or uniform, as in the run; zero without rows."""
     rows = np.array(counts)
     weights = (rows > 0 if agreement.context.counts is None else rows).astype(float)
     return weights / max(weights.sum(), 1)

@@ -97,7 +97,7 @@ class LocalFederation:
         )  # fmt: skip
 
     def kill(self, name: str) -> None:
-        """Kill a process and its children, as a crash would; a worker is no child, and survives."""
+        """Kill a process and its children, as a crash would. A worker is not a child, and survives."""
         process = self.processes.pop(name)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

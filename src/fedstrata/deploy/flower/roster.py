@@ -1,4 +1,4 @@
-"""Which node of Flower's grid is which site: sites have lasting names, and nodes have numbers that change."""
+"""The roster of a run: the node of Flower's grid for each site. Names of sites last, numbers of nodes change."""
 
 import json
 import logging
@@ -78,7 +78,7 @@ class Roster:
         self.nodes[name], self.summaries[name] = node, summary
 
     def gather(self, sites: int) -> list[DataSummary]:
-        """The summaries of so many sites, in the order of their names; waits for them."""
+        """The summaries of `sites` sites, in the order of their names; waits for them."""
         logged = time.monotonic()
         while len(self.nodes) < sites:
             self.look()
@@ -89,11 +89,11 @@ class Roster:
                 log.info("%d of %d sites are connected: %s", len(self.nodes), sites, names or "none")
             time.sleep(POLL)
         if len(self.nodes) > sites:
-            raise RuntimeError(f"{len(self.nodes)} sites came, and {sites} were expected: {', '.join(self.nodes)}")
+            raise RuntimeError(f"{len(self.nodes)} sites connected, but {sites} were expected: {', '.join(self.nodes)}")
         return [self.summaries[name] for name in sorted(self.nodes)]
 
     def wait_for(self, names: list[str], seconds: float) -> None:
-        """Wait until all these sites are connected, at most so many seconds."""
+        """Wait until all these sites are connected, or until the time is over."""
         until = time.monotonic() + seconds
         while not set(names) <= set(self.nodes) and time.monotonic() < until:
             self.look()

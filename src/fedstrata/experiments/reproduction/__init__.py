@@ -19,7 +19,7 @@ Verdict = Literal["holds", "holds in part", "does not hold", "not tested"]
 
 
 class Claim(NamedTuple):
-    """A sentence of the paper (never a number read off a figure), what we found, and the verdict."""
+    """A sentence of the paper (never a number read off a figure), our result, and the verdict."""
 
     figure: int
     claim: str
@@ -33,10 +33,10 @@ class Outcome(NamedTuple):
 
 
 class Desk:
-    """Where a reproduction works: a folder, a scale, and runs that are kept when done and never run twice.
+    """The workspace of a reproduction: a folder, a scale, and finished runs, which are stored and never repeated.
 
-    A reproduction that was killed resumes with the first missing run. Runs made elsewhere, such as on a GPU, can be
-    copied into the folder; then only the pictures are drawn here.
+    A killed reproduction resumes with the first missing run. Runs from another machine, such as one with a GPU, can be
+    copied into the folder; then only the pictures are drawn.
     """
 
     def __init__(self, folder: str | Path, scale: str = "small", quiet: bool = False) -> None:
@@ -48,7 +48,7 @@ class Desk:
     def run(
         self, name: str, build: Callable[..., Setup], data: Mapping[str, Any], algorithm: "Algorithm", **options: Any
     ) -> "History":
-        """`fs.run` on `build(**data)`, or the history that it left behind under this name and these settings.
+        """The history of `fs.run` on `build(**data)`; if a run of this name and settings is stored, its history.
 
         Args:
             name: of the file that keeps the history.
@@ -73,7 +73,7 @@ class Desk:
                 return self.done[name]
         setup = build(**data)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DivergenceWarning)  # the history shows it, and so does the claim
+            warnings.simplefilter("ignore", DivergenceWarning)  # the history and the claim show it
             result = run(setup.problem, algorithm, setup.federation, label=name, progress=not self.quiet, **options)
         with replacing(path) as temporary:
             temporary.write_text(json.dumps({"settings": settings, "history": result.history.to_json()}))
@@ -81,7 +81,7 @@ class Desk:
         return result.history
 
     def cost(self) -> dict[str, float]:
-        """What all runs took, compilation aside: seconds on the clock, and examples over all seeds and clients."""
+        """The cost of all runs without compilation: seconds, and examples over all seeds and clients."""
         histories = self.done.values()
         seconds = float(sum(h.last("seconds").max() for h in histories))
         samples = float(sum(h.last("samples").sum() for h in histories))
@@ -108,9 +108,9 @@ class Reproduction:
         """Run what is missing, draw, and write claims.md and claims.json.
 
         Args:
-            figure: its number; None is all.
+            figure: its number; None: all.
             out: the folder for figures, claims and runs.
-            scale: a name of `scales`; None is the first.
+            scale: a name of `scales`; None: the first.
             quiet: show no progress bar.
         """
         scale = next(iter(self.scales)) if scale is None else scale

@@ -1,4 +1,4 @@
-"""Figures of several panels in the library's style: lines labelled where they end, bands over seeds."""
+"""Figures of several panels in the library's style: lines labelled at their ends, bands over seeds."""
 
 import textwrap
 from collections.abc import Mapping, Sequence

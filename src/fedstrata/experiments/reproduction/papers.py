@@ -1,4 +1,4 @@
-"""Where reproductions of papers are: folders outside the library, found by name or by path.
+"""The folders of reproductions, outside the library, found by name or by path.
 
 A paper is a folder whose `__init__.py` defines `REPRODUCTION`, or the experiments of one (`EXPERIMENT`, or several in
 `EXPERIMENTS`). Its files import each other relatively, so that it can be loaded from any place.
@@ -17,7 +17,7 @@ from fedstrata.base.plugins import defined, load_file, plugins, reported
 from fedstrata.experiments.base import Experiment
 from fedstrata.experiments.reproduction import Reproduction
 
-PARENT = "fedstrata_papers"  # the package under which papers that are found by name are loaded
+PARENT = "fedstrata_papers"  # the parent package of papers that are loaded by name
 DEFINES = {"REPRODUCTION", "EXPERIMENT", "EXPERIMENTS"}
 WHERE = (
     "Papers are not part of the installed package: they are in the folder papers/ of FedStrata's source repository. "
@@ -48,7 +48,7 @@ def folders() -> dict[str, Path]:
 
 
 def is_paper(folder: Path) -> bool:
-    """Whether a folder is a paper. Its `__init__.py` is read and not run: any folder may be called papers.
+    """Whether a folder is a paper. Its `__init__.py` is parsed, not run: any folder may be called papers.
 
     Args:
         folder: the folder.
@@ -62,7 +62,7 @@ def is_paper(folder: Path) -> bool:
 
 
 def _names(statement: ast.stmt) -> Iterable[str]:
-    """What a statement at the top of a file gives a name to."""
+    """The names that a top-level statement defines."""
     if isinstance(statement, ast.ImportFrom):
         return [alias.asname or alias.name for alias in statement.names]
     targets = statement.targets if isinstance(statement, ast.Assign) else []

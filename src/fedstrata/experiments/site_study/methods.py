@@ -1,4 +1,4 @@
-"""The methods of the experiment, and what each of them minimises."""
+"""The methods of the experiment, and the objective of each."""
 
 from typing import TYPE_CHECKING, Any
 

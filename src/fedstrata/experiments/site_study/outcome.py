@@ -1,4 +1,4 @@
-"""What came out: a table with intervals and paired differences, and one picture."""
+"""The results: a table with intervals and paired differences, and one picture."""
 
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ class Row(NamedTuple):
 
     label: str
     method: str
-    site: str  # that was alone; "" for all
+    site: str  # that trained alone; "" for all
     values: dict[str, np.ndarray]
     seeds: list[int]
 
@@ -34,7 +34,7 @@ class Row(NamedTuple):
 
 
 def rows(histories: Mapping[str, History], site: str) -> list[Row]:
-    """A row for every method, and one for every site that was alone.
+    """A row for every method, and one for every site that trained alone.
 
     Args:
         histories: by method.
@@ -84,7 +84,7 @@ def table(found: Sequence[Row], site: str) -> str:
 
 
 def headline(found: Sequence[Row], site: str) -> str:
-    """What the picture shows, in words that the numbers decide.
+    """The headline of the picture, which follows from the numbers.
 
     Args:
         found: what `rows` gives.

@@ -14,7 +14,7 @@ from fedstrata.problems.base import Full, Rows
 from fedstrata.problems.pairwise.problem import Pairwise
 
 RATE = 0.3  # partial AUC: false positive rates up to this
-NOT_HELD_OUT = ("positives", "negatives")  # the training rows once more
+NOT_HELD_OUT = ("positives", "negatives")  # the training rows again
 
 
 def column(site: str) -> str:
@@ -30,9 +30,9 @@ def column(site: str) -> str:
 
 
 def measured(scores: Array, rows: Rows, sites: Sequence[str]) -> dict[str, Array]:
-    """As `fs.metrics` has them (the names are those of `fs.Pairwise`), by comparing all rows with all.
+    """The metrics of `fs.metrics` (named as in `fs.Pairwise`), by comparing all rows with all.
 
-    For some hundred rows that is as fast as sorting them, and compiles in a tenth of the time.
+    For some hundred rows this is as fast as sorting, and compiles in a tenth of the time.
 
     Args:
         scores: of all rows.
@@ -46,7 +46,7 @@ def measured(scores: Array, rows: Rows, sites: Sequence[str]) -> dict[str, Array
     won, here = pair * (above + tied / 2), (rows.client[:, None] == rows.client[None, :]).astype(dtype)
     by_site = lambda values: jax.ops.segment_sum(jnp.sum(values * here, axis=1), rows.client, rows.clients)
     own = by_site(won) / by_site(pair)
-    # Each tie group of negatives is a straight piece of the ROC curve; its area up to RATE is shared among its rows.
+    # Each tie group of negatives is a straight piece of the ROC curve; its area up to RATE is divided among its rows.
     count = lambda who, how: who.astype(dtype) @ how / jnp.sum(who).astype(dtype)
     high, step = count(positive, above), count(positive, tied)
     start, width = count(~positive, above), jnp.maximum(count(~positive, tied), jnp.finfo(dtype).tiny)

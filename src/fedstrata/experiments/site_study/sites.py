@@ -12,7 +12,7 @@ TEST, VALID = 0.3, 0.2  # of every site's rows, and of what is left; label by la
 
 
 def divided(federation: "Federation", seed: int) -> "Federation":
-    """A division as it was measured: nothing filled in, nothing scaled.
+    """A division of the raw data: no imputation, no scaling.
 
     Args:
         federation: the sites with all their rows.
@@ -22,14 +22,14 @@ def divided(federation: "Federation", seed: int) -> "Federation":
 
 
 def prepared(division: "Federation", site: int | None = None) -> "Federation":
-    """Missing values filled in, columns scaled, positives and negatives of the training rows told apart.
+    """Missing values imputed, columns scaled, training rows split into positives and negatives.
 
     The medians, means and deviations are those of all training rows; with a site, of its rows alone.
-    The rows of the others stay, for evaluation.
+    The rows of the other sites remain, for evaluation.
 
     Args:
         division: what `divided` gives.
-        site: the site whose statistics are used; None is all.
+        site: the site whose statistics are used; None: all.
     """
     from fedstrata.data import transforms as edit
     from fedstrata.data.federation import Federation
@@ -46,9 +46,9 @@ def prepared(division: "Federation", site: int | None = None) -> "Federation":
 
 
 class Sites(Setup):
-    """The division of seed 0, prepared, and the way to those of other seeds."""
+    """The prepared division of seed 0, and a function for those of other seeds."""
 
-    divide: Callable[[int], "Federation"]  # by seed, as measured
+    divide: Callable[[int], "Federation"]  # by seed, raw
     l2: float
 
     @classmethod

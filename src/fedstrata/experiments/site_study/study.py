@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fedstrata.problems.base import Problem
     from fedstrata.simulate.result import Result
 
-ALONE = "PairSGD"  # what a site alone runs, and with all sites' data the reference
+ALONE = "PairSGD"  # the method of a site alone; on all sites' data, the reference
 AXIS, ALL = "trained_on", "all"
 
 
@@ -26,7 +26,7 @@ AXIS, ALL = "trained_on", "all"
 class Study(Experiment):
     """Seed s runs on division s; `PairSGD` is also run on each site's rows alone (axis "trained_on").
 
-    alone_step: the step size of a site alone, chosen as those of the methods. site: what a client is called.
+    alone_step: the step size of a site alone, chosen like those of the methods. site: the word for a client.
     """
 
     panels: tuple[str, ...] = ("test/auc", "test/pauc_0.3", "test/mean_local_auc")
@@ -42,7 +42,7 @@ class Study(Experiment):
         return setup.pairwise(methods.pair_loss(algorithm), self.batch_size)
 
     def run_options(self, algorithm: "Algorithm", setup: Setup, **changed: Any) -> dict[str, Any]:
-        """All methods look at equally many rows: a pairwise step draws a batch of positives and one of negatives.
+        """All methods draw equally many rows: a pairwise step draws a batch of positives and one of negatives.
 
         FedAvg weighs hospitals by their sizes, as the pairwise objectives do.
         """
@@ -74,7 +74,7 @@ class Study(Experiment):
         return _together(parts, seeds)
 
     def _one(self, algorithm: Any, setup: Sites, site: int | None, seed: int, options: dict[str, Any]) -> "Result":
-        """One run; with a site, only that one takes part, prepared with its statistics alone."""
+        """One run; with a site, only that one takes part, prepared with its own statistics."""
         from fedstrata.simulate.run import run
 
         where = "all" if site is None else f"site_{site}"
@@ -110,7 +110,7 @@ class Study(Experiment):
 
 
 def _together(parts: "Mapping[str, Sequence[Result]]", seeds: Sequence[int]) -> "Result":
-    """Runs of single seeds as one result; where sites ran alone, the axis "trained_on" in front has their names."""
+    """Runs of single seeds as one result; if sites ran alone, a first axis "trained_on" has their names."""
     import jax
 
     first = parts[ALL][0]

@@ -1,4 +1,4 @@
-"""How the step sizes were chosen; run it again with
+"""The choice of the step sizes. To repeat it:
 
     python -m fedstrata.experiments.site_study.tuning hospitals
 
@@ -16,7 +16,7 @@ from fedstrata.experiments import get
 from fedstrata.experiments.site_study.methods import STEPS
 from fedstrata.experiments.site_study.study import ALL, ALONE, AXIS, Study
 
-DIVISIONS = tuple(range(1000, 1020))  # with five, which step wins is mostly luck
+DIVISIONS = tuple(range(1000, 1020))  # with five, the choice is mostly noise
 CRITERION = "valid/auc"
 
 
@@ -49,7 +49,7 @@ def tuned(
 
 
 def _best(values: np.ndarray) -> tuple[float, dict[float, float]]:
-    """values: (steps, divisions); a step that diverged on any of them is out."""
+    """The best step; values: (steps, divisions). A step that diverged on any of them is excluded."""
     means = values.mean(axis=-1)
     return STEPS[int(np.nanargmax(means))], dict(zip(STEPS, means.tolist(), strict=True))
 

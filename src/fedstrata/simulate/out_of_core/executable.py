@@ -1,9 +1,9 @@
-"""Out of core: the federation stays on the host, and each round's cohort travels while the round before is computed.
+"""Out of core: the federation stays on the host. Each cohort is copied while the round before is computed.
 
-The rounds are those of every executable, with a context that has the data of one cohort. What a round needs is known
-long before, because who takes part is drawn from the seed. So another thread fetches the data and local fields of the
-next cohort. They may miss what the current round changes; the program takes those rows from that round's result, which
-is on the device.
+The rounds are those of every executable, with a context that has the data of one cohort. Cohorts follow from the seed,
+so they are known in advance, and another thread fetches the data and `Local` fields of the next one. The fetched fields
+lack the changes of the current round. For clients of both cohorts the program takes the rows of that round's result,
+which is on the device.
 """
 
 from collections.abc import Iterator, Mapping
@@ -29,20 +29,20 @@ from fedstrata.simulate.out_of_core import initialise as starts
 from fedstrata.simulate.out_of_core.host import HostLocal, HostSplit
 from fedstrata.simulate.state import Carry
 
-BEGIN = 1024  # clients whose own fields are begun at a time
+BEGIN = 1024  # clients per batch when `Local` fields are initialised
 ROUNDS = 64  # rounds whose cohorts are drawn together
 
 
 class Feed(NamedTuple):
-    """What one round needs from the host, on the device; every array has a leading axis of seeds, or of runs."""
+    """A round's data and fields from the host, on the device. Every array has a leading axis of seeds or runs."""
 
     data: Flat
     rows: dict[str, Any]  # Local fields of the cohort of each run
-    again: Array  # where a client was in the cohort before, or −1
+    again: Array  # a client's position in the previous cohort, or −1
 
 
 class OutOfCoreExecutable(Executable):
-    """An executable that advances round by round. Its carry's `local` is on the host, and changed in place."""
+    """An executable that advances round by round. Its carry's `local` is on the host and changes in place."""
 
     @property
     def splits(self) -> Mapping[str, HostSplit]:
@@ -62,7 +62,7 @@ class OutOfCoreExecutable(Executable):
         return carry, found, start.first_round_starts
 
     def _everyone(self) -> Iterator[tuple[np.ndarray, Flat]]:
-        """All clients, some at a time: their ids, −1 beyond the last, and their data."""
+        """All clients in batches: their ids (−1 beyond the last) and their data."""
         size = min(BEGIN, self.context.clients)
         room = {name: split.room(size) for name, split in self.splits.items()}
         for first in range(0, self.context.clients, size):
@@ -71,7 +71,7 @@ class OutOfCoreExecutable(Executable):
             yield ids, {name: split.of(ids, room[name]) for name, split in self.splits.items()}
 
     def _begin_merged(self) -> initialise.Start:
-        """The start where those of all clients are merged: means are summed up, and rows laid side by side."""
+        """The start if all clients' starts are merged: means are accumulated, rows concatenated."""
         sent = [starts.sent(self.runs, flat, jnp.asarray(ids, jnp.int32)) for ids, flat in self._everyone()]
         means = jax.tree.map(lambda *sums: sum(sums[1:], start=sums[0]), *[s[0] for s in sent])
         merged = starts.merge_starts(self.runs, self._side_by_side([s[1] for s in sent]), means)
@@ -85,7 +85,7 @@ class OutOfCoreExecutable(Executable):
         return jax.tree.map(lambda *some: jnp.concatenate(some, axis=1)[:, : self.context.clients], *rows)
 
     def _begin_local(self, start: initialise.Start) -> dict[str, Any]:
-        """The Local fields of all clients, some at a time."""
+        """The `Local` fields of all clients, in batches."""
         template, differ = starts.template(self.runs), initialise.starts_differ(self.context.algorithm)
         local = HostLocal.filled(template, self.runs.count, self.context.clients, self.splits)
         for ids, flat in self._everyone() if template and differ else ():
@@ -100,17 +100,17 @@ class OutOfCoreExecutable(Executable):
             carry = carry._replace(local=jax.tree.map(np.copy, carry.local))
         local, carry = HostLocal(carry.local, self.splits), carry._replace(local={})
         due, stop = {*self.due(first, last)}, max(last, min(first + 1, self.rounds))
-        left: list[tuple] = []  # what a round changed, until it is put back
+        left: list[tuple] = []  # rows that a round changed, until they are written back
         before, total, records = None, jnp.zeros((2, self.runs.count), jnp.int32), []
         under_way: list[Array] = []
         for round, ids, feed in self._feeds(local, first, stop, left):
-            if len(under_way) == 2:  # no more, or what they were fed would fill the device
+            if len(under_way) == 2:  # at most two, to limit the memory of their inputs
                 under_way.pop(0).block_until_ready()
             now, left_rows = jnp.asarray(round, jnp.int32), feed.rows if before is None else before
             given = first_round_starts or {}
             beside = given if round < initialise.first_rounds(given) else {}
             done, rows, *more = _round(self.runs, feed, now, carry, left_rows, beside)
-            if first == last:  # compiled, and that was all
+            if first == last:  # only compiled
                 jax.block_until_ready(done)
                 break
             carry, before, total = done, rows, total + jnp.stack(more)
@@ -128,7 +128,7 @@ class OutOfCoreExecutable(Executable):
     def _feeds(
         self, local: HostLocal, first: int, last: int, left: list[tuple]
     ) -> Iterator[tuple[int, np.ndarray, Feed]]:
-        """Round by round what it needs, the next being fetched meanwhile."""
+        """The inputs of each round, fetched one round ahead."""
         cohorts = self._cohorts(first, last)
 
         def fetch(number: int, written: Any) -> tuple[np.ndarray, Feed]:
@@ -143,7 +143,7 @@ class OutOfCoreExecutable(Executable):
             coming: Any = pool.submit(fetch, 0, None)
             for number, round in enumerate(range(first, last)):
                 (ids, feed), before = coming.result(), left.pop() if left else None
-                # This round runs while the next is fetched; what the one before it left is put back first.
+                # The next round is fetched while this one runs. The rows of the one before are written back first.
                 if number + 1 < last - first:
                     coming = pool.submit(fetch, number + 1, before)
                 elif before is not None:
@@ -152,9 +152,9 @@ class OutOfCoreExecutable(Executable):
             coming.result()
 
     def _cohorts(self, first: int, last: int) -> np.ndarray:
-        """Who takes part: (seeds, rounds, slots), −1 for an empty slot."""
+        """The cohorts: (seeds, rounds, slots), −1 for an empty slot."""
         length = max(last - first, 1)
-        whole = -(-length // ROUNDS) * ROUNDS  # of few lengths, each of which is a program
+        whole = -(-length // ROUNDS) * ROUNDS  # few different lengths, because each is a program
         return np.asarray(_cohorts(self.runs, first + jnp.arange(whole, dtype=jnp.int32)))[:, :length]
 
     def _of_runs(self, ids: np.ndarray) -> np.ndarray:
@@ -183,12 +183,12 @@ class OutOfCoreExecutable(Executable):
         return compiled.lower(self.runs, feed, zero, carry._replace(local={}), local, {}).compile().compiled
 
     def spread(self, carry: Carry) -> Carry:
-        rest, local = carry._replace(local={}), jax.tree.map(np.array, carry.local)  # copies, to be written to
+        rest, local = carry._replace(local={}), jax.tree.map(np.array, carry.local)  # writable copies
         return jax.tree.map(jnp.asarray, rest)._replace(local=local)
 
 
 def seats(ids: np.ndarray, before: np.ndarray) -> np.ndarray:
-    """Where each client was in the cohort before, −1 where it was not; both (seeds, slots).
+    """Each client's position in the previous cohort, or −1; both are (seeds, slots).
 
     >>> seats(np.array([[7, 2, -1]]), np.array([[-1, 5, 7]])).tolist()
     [[2, -1, -1]]
@@ -203,7 +203,7 @@ def seats(ids: np.ndarray, before: np.ndarray) -> np.ndarray:
 
 @eqx.filter_jit
 def _cohorts(runs: Runs, rounds: Array) -> Array:
-    """Who takes part, by seed; it does not depend on settings."""
+    """The cohorts by seed. They do not depend on settings."""
     values = jax.tree.map(lambda a: a[0], runs.values)
 
     def of_seed(x0: Vector, key: Array) -> Array:
@@ -218,7 +218,7 @@ def _cohorts(runs: Runs, rounds: Array) -> Array:
 def _round(
     runs: Runs, feed: Feed, round: Array, carry: Carry, before: Any, first_round_starts: Any
 ) -> tuple[Carry, Any, Array, Array]:
-    """One round on what was fetched; `before` are the rows that the round before left."""
+    """One round on fetched inputs; `before` are the rows of the previous round's result."""
 
     def one(context: RoundContext, key: Array, data: Flat, again: Array, *of_run: Any) -> Any:
         carry, rows, before, starts = of_run

@@ -1,7 +1,7 @@
-"""What stays on the host where a federation is larger than the device: data and the clients' own fields.
+"""Data and `Local` fields on the host, for federations that are larger than the device.
 
-Arrays are NumPy's, in memory or mapped from files. A cohort's rows are copied out of them, one client after another,
-into arrays of a fixed size, which is all that travels.
+Arrays are NumPy's, in memory or mapped from files. A cohort's rows are copied, one client after another, into arrays of
+a fixed size. Only these go to the device.
 """
 
 from collections.abc import Mapping
@@ -30,13 +30,13 @@ class HostSplit:
         return int(self.offsets[-1])
 
     def room(self, slots: int) -> int:
-        """The most rows that so many clients have together."""
+        """The largest number of rows that this many clients have together."""
         return int(np.sort(self.counts)[-slots:].sum())
 
     def of(self, ids: np.ndarray, room: int | None = None) -> FlatSplit:
-        """The rows of these clients, one after the other, as the device takes them; −1 for an empty slot.
+        """The rows of these clients, one after the other, for the device; −1 for an empty slot.
 
-        room: rows that the arrays have, if not those that a cohort may need.
+        room: the number of rows of the arrays, if not that of a cohort.
         """
         present = ids >= 0
         counts = np.where(present, self.counts[ids], 0)
@@ -50,11 +50,11 @@ class HostSplit:
             return out
 
         start = np.minimum(ends - counts, size - 1).astype(np.int32)
-        filled = np.maximum(counts, ~present).astype(np.int32)  # who is nobody looks at some row
+        filled = np.maximum(counts, ~present).astype(np.int32)  # an empty slot has some row
         return FlatSplit(jax.tree.map(gather, self.examples), start, filled, self.capacity)
 
     def window(self, ids: np.ndarray) -> np.ndarray:
-        """The rows of these clients among those of all, each client's filled up to the longest with rows beyond."""
+        """Row numbers of these clients, each padded to the longest client with the rows that follow."""
         first = self.offsets[np.maximum(ids, 0)][:, None]
         return first + np.arange(self.capacity)
 
@@ -77,11 +77,11 @@ class HostLocal:
 
     @classmethod
     def filled(cls, template: PyTree, runs: int, clients: int, splits: Mapping[str, HostSplit]) -> "HostLocal":
-        """Every client, or example, begins with what the template has for one."""
+        """Every client, or example, starts from the template."""
 
         def many(value: Any, count: int) -> np.ndarray:
             value = np.asarray(value)
-            wide = np.zeros((runs, count, *value.shape[1:]), value.dtype)  # zeros take no memory until written
+            wide = np.zeros((runs, count, *value.shape[1:]), value.dtype)  # zeros use no memory until written
             if value.any():
                 wide[:] = value[:, None]
             return wide
@@ -96,7 +96,7 @@ class HostLocal:
 
     @staticmethod
     def shapes(template: PyTree, clients: int, splits: Mapping[str, HostSplit]) -> PyTree:
-        """Shapes of what `filled` gives."""
+        """Shapes of the result of `filled`."""
 
         def shape(node: Any) -> Any:
             size = splits[node.split].size if isinstance(node, PerExample) else clients
@@ -119,7 +119,7 @@ class HostLocal:
         return jax.tree.map(of, self.fields, is_leaf=is_per_example)
 
     def write(self, ids: np.ndarray, rows: PyTree) -> None:
-        """Put a cohort's rows back, in place."""
+        """Write a cohort's rows back, in place."""
         run, slot = np.nonzero(ids >= 0)
         who = ids[run, slot]
 

@@ -1,4 +1,4 @@
-"""How a run begins whose federation stays on the host: all clients, some at a time, without their data at once."""
+"""The state before round 0 of an out-of-core run: all clients, in batches, so that their data fit."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ from fedstrata.simulate.state import Carry
 
 @eqx.filter_jit
 def start_apart(runs: Runs, data: Flat) -> starting.Start:
-    """The start where nothing is merged; `data`: of the first cohort of each seed."""
+    """The start if nothing is merged; `data`: of the first cohort of each seed."""
 
     def one(context: RoundContext, key: Array, data: Flat) -> starting.Start:
         here = context.with_data(data)
@@ -34,7 +34,7 @@ def start_apart(runs: Runs, data: Flat) -> starting.Start:
 
 @eqx.filter_jit
 def sent(runs: Runs, data: Flat, ids: Array) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What these clients send before round 0: their part of every mean, and rows."""
+    """The messages of these clients before round 0: their part of every mean, and rows."""
     size = min(starting.CHUNK, ids.shape[0])
 
     def one(context: RoundContext, key: Array) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -66,7 +66,7 @@ def received(runs: Runs, merged: Any) -> dict[str, Any]:
 
 @eqx.filter_jit
 def pooled(runs: Runs, data: Flat, ids: Array, received: dict[str, Any]) -> dict[str, Any]:
-    """What these clients pool once they have received what was merged."""
+    """The rows that these clients pool after they have received the merged starts."""
     size = min(starting.CHUNK, ids.shape[0])
 
     def one(context: RoundContext, key: Array, received: Any) -> dict[str, Any]:
@@ -95,7 +95,7 @@ def blank(runs: Runs) -> Any:
 
 @eqx.filter_jit
 def first_carry(runs: Runs, shared: Any) -> Carry:
-    """The carry before the first evaluation, which gives the objective at the start."""
+    """The carry before the first evaluation, which computes the objective at the start."""
 
     def one(context: RoundContext, key: Array, shared: Any) -> Carry:
         look = lambda: measure(runs.inputs, runs.options, context, shared, {})
@@ -108,14 +108,14 @@ def first_carry(runs: Runs, shared: Any) -> Carry:
 
 @eqx.filter_jit
 def template(runs: Runs) -> dict[str, Any]:
-    """How one client's Local fields begin, for every run."""
+    """The starts of one client's `Local` fields, for every run."""
     fields = local_fields(runs.inputs.context.state)
     return runs.each(lambda context, key: {f: getattr(context.template, f) for f in fields})
 
 
 @eqx.filter_jit
 def local_rows(runs: Runs, data: Flat, ids: Array, merged: Any) -> dict[str, Any]:
-    """How the Local fields of these clients begin, whose data are given."""
+    """The starts of the `Local` fields of these clients, from their data."""
     size = min(starting.CHUNK, ids.shape[0])
 
     def one(context: RoundContext, key: Array, merged: Any) -> dict[str, Any]:
