@@ -158,15 +158,17 @@ def _smoothness(rows: int = 4000, steps: int = 30) -> float:
     import jax.numpy as jnp
 
     from fedstrata.core.vector import Vector
+    from fedstrata.problems.regularized import Regularized
 
     problem, federation = mnist(test=False)
+    assert isinstance(problem, Regularized)
     chosen = np.random.default_rng(0).choice(federation["train"].size, rows, replace=False)
     examples = jax.tree.map(lambda a: jnp.asarray(a[chosen]), federation["train"].examples)
     x = Vector(problem.init(jax.random.key(0)))
 
     @jax.jit
     def turn(v: Vector, examples: Any) -> Vector:
-        loss = lambda x: jnp.mean(jax.vmap(lambda example: problem.loss(x.tree, example))(examples))  # pyright: ignore
+        loss = lambda x: jnp.mean(jax.vmap(lambda example: problem.loss(x.tree, example))(examples))
         return jax.jvp(jax.grad(loss), (x,), (v,))[1]
 
     v = x

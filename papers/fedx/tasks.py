@@ -170,8 +170,9 @@ def _parts(task: str, rng: Any) -> tuple[Arrays, Arrays, Arrays]:
     if task in ("pneumonia", "breast"):
         data: Any = load("medmnist", name=f"{task}mnist")
         halved = lambda part: {"x": part["x"].reshape(-1, 14, 2, 14, 2, 1).mean((2, 4)), "y": part["y"]}
-        parts = [halved(part) for part in (data.train, data.valid, data.test)]
-        return tuple(_binary(part, part["y"] == about.positive) for part in parts)  # pyright: ignore[reportReturnType]
+        train, valid, test = (halved(part) for part in (data.train, data.valid, data.test))
+        binary = lambda part: _binary(part, part["y"] == about.positive)
+        return binary(train), binary(valid), binary(test)
     if task in ("ijcnn1", "w8a"):
         data = load("libsvm", name=task)
     elif task == "digits":

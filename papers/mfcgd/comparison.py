@@ -147,7 +147,11 @@ def table(task: Task, found: Mapping[str, Found], desk: Desk) -> Any:
 def ratios(found: Mapping[str, Found], ours: str, others: Sequence[str]) -> dict[str, tuple[float, float, float]]:
     """The final objective of others over that of one method, with a 95 % interval; equal seeds start alike."""
     logs = {name: np.log(found[name].history.last("objective")) for name in (ours, *others)}
-    return {name: tuple(np.exp(interval(logs[name] - logs[ours]))) for name in others}  # pyright: ignore
+    out = {}
+    for name in others:
+        mean, low, high = np.exp(interval(logs[name] - logs[ours]))
+        out[name] = (mean, low, high)
+    return out
 
 
 def judged(wins: Sequence[bool]) -> Verdict:

@@ -1,7 +1,7 @@
 """Nested problems that also have a plain loss, so that FedAvg can be run and measured on them."""
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, overload
 
 import equinox as eqx
 import jax
@@ -19,13 +19,19 @@ from fedstrata.problems.nested import Nested, NestedOracle
 class PlainOracle(NestedOracle, SmoothOracle):
     """The oracle of a nested problem, whose gradient is that of the plain loss."""
 
-    def grad(self, x: Vector) -> Vector:
-        return self.value_and_grad(x)[1]
+    @overload
+    def value(self, x: Vector) -> Array: ...
 
-    def value_and_grad(self, x: Vector) -> tuple[Array, Vector]:
+    @overload
+    def value(self, k: int, y: Vector, separate: bool = False) -> Vector: ...
+
+    def value(self, *at: Any, **named: Any) -> Array | Vector:
+        """F_k(y) of `NestedOracle`, given a level; given parameters alone, the plain loss."""
+        return super().value(*at, **named) if len(at) + len(named) > 1 else self.plain_loss(*at, **named)
+
+    def plain_loss(self, x: Vector) -> Array:
         sample = self.samples["level1"]
-        loss = lambda x: sample.mean(jax.vmap(lambda example: self.problem.loss(x.tree, example))(sample.examples))
-        return jax.value_and_grad(loss)(x)
+        return sample.mean(jax.vmap(lambda example: self.problem.loss(x.tree, example))(sample.examples))
 
 
 class PlainNested(Nested):

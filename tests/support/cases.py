@@ -56,7 +56,7 @@ def task_of(algorithm: fs.Algorithm):
         return NESTED[algorithm.solves]
     if isinstance(algorithm, BilevelMethod):
         return BILEVEL[algorithm.solves]
-    if isinstance(algorithm, fs.CODAPlus):
+    if isinstance(algorithm, fs.CODAPlus | fs.CODASCA):
         return RANKING
     if isinstance(algorithm, PairwiseMethod):
         return PAIRWISE["linear" if isinstance(algorithm, fs.FedX1 | fs.PairSGD) else "bent"]

@@ -12,13 +12,8 @@ from xml.etree import ElementTree
 
 HEAD = """# Log of the full deployment tests
 `make test-deploy`: a SuperLink and three SuperNodes of Flower {flower} in separate processes, with TLS and registered
-<<<<<<< HEAD
-keys, in a network namespace with only loopback (where the machine permits it). A run passes if its solution equals the
-simulation's to 1e-12. {day}, {cores} cores, Python {python}, jax {jax}.
-=======
 keys, in a network namespace that has nothing but loopback (if the machine allows it). A run passes if its solution
 equals the simulated one to 1e-12. {day}, {cores} cores, Python {python}, jax {jax}.
->>>>>>> flower
 
 {passed} passed, {failed} failed, {skipped} skipped.
 """

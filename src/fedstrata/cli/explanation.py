@@ -173,7 +173,7 @@ def _counted(algorithm: Algorithm, problem: Any, x: Vector, cohort: int) -> Ledg
         algorithm=algorithm,
         sampler=WithReplacement(PAIR_BATCH),
         participation=Everyone(),
-        data=None,  # pyright: ignore[reportArgumentType]: messages do not depend on the data
+        data={},  # messages do not depend on the data
         counts=None,
         total=None,
         exchanges=exchanges(algorithm, problem),

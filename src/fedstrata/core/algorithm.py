@@ -6,7 +6,7 @@ import importlib
 import importlib.util
 import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, cast
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ from jaxtyping import Array, Int, PRNGKeyArray
 from fedstrata.base.clock import Clock
 from fedstrata.base.directions import Direction
 from fedstrata.core.hyperparameters import check_values
-from fedstrata.core.placement import placements
+from fedstrata.core.placement import PlacedState, placements
 from fedstrata.core.vector import Vector
 
 
@@ -81,6 +81,13 @@ class Phase(NamedTuple):
     streams: tuple[str, ...] | None = None
 
 
+class StateWithX(PlacedState, Protocol):
+    """A state whose field x is the solution: what code for several states takes."""
+
+    @property
+    def x(self) -> Vector: ...
+
+
 class _NamedArguments(type(eqx.Module)):
     """Errors for wrong arguments of a constructor that suggest the nearest right one."""
 
@@ -126,6 +133,7 @@ class Algorithm(eqx.Module, metaclass=_NamedArguments):
     oracle: ClassVar[Any] = None  # the oracle that its steps use; None: any
     merge_at_init: ClassVar[bool] = False  # merge all clients' results of `init_client` before round 0
     centralised: ClassVar[bool] = False  # runs on the pooled data of all clients, and sends nothing
+    variant_of: ClassVar["type[Algorithm] | None"] = None  # a sibling whose settings in an experiment suit it too
     privacy: ClassVar[str] = ""  # what its messages reveal beyond what follows from placements
     if not TYPE_CHECKING:  # for a type checker it would be the first field of every algorithm; see `steps_of`
         local_steps: eqx.AbstractVar[int]

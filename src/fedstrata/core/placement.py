@@ -15,7 +15,6 @@ from collections.abc import Callable
 from typing import (
     Annotated,
     Any,
-    ClassVar,
     Literal,
     NamedTuple,
     Protocol,
@@ -75,7 +74,8 @@ Server = Annotated[T, SERVER]
 class PlacedState(Protocol):
     """A state: a NamedTuple whose fields carry placements."""
 
-    _fields: ClassVar[tuple[str, ...]]
+    @property
+    def _fields(self) -> tuple[str, ...]: ...
 
     def _replace(self, **fields: Any) -> Self: ...
 

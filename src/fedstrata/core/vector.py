@@ -2,7 +2,7 @@
 
 import operator
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self, TypeVar
 
 import equinox as eqx
 import jax
@@ -11,6 +11,7 @@ from jaxtyping import Array, PyTree
 
 type_of_scalar = (int, float)
 Scalar = Array | float
+V = TypeVar("V", bound="Vector")
 
 
 class Vector(eqx.Module):
@@ -32,37 +33,37 @@ class Vector(eqx.Module):
     # numpy scalars on the left must defer to __rmul__ and friends instead of building object arrays.
     __array_ufunc__ = None
 
-    def __add__(self, other: "Vector | Scalar") -> "Vector":
+    def __add__(self, other: "Vector | Scalar") -> Self:
         return _binary(operator.add, self, other)
 
-    def __radd__(self, other: Scalar) -> "Vector":
+    def __radd__(self, other: Scalar) -> Self:
         return _binary(operator.add, self, other)
 
-    def __sub__(self, other: "Vector | Scalar") -> "Vector":
+    def __sub__(self, other: "Vector | Scalar") -> Self:
         return _binary(operator.sub, self, other)
 
-    def __rsub__(self, other: Scalar) -> "Vector":
+    def __rsub__(self, other: Scalar) -> Self:
         return _binary(lambda a, b: b - a, self, other)
 
-    def __mul__(self, other: "Vector | Scalar") -> "Vector":
+    def __mul__(self, other: "Vector | Scalar") -> Self:
         return _binary(operator.mul, self, other)
 
-    def __rmul__(self, other: Scalar) -> "Vector":
+    def __rmul__(self, other: Scalar) -> Self:
         return _binary(operator.mul, self, other)
 
-    def __truediv__(self, other: "Vector | Scalar") -> "Vector":
+    def __truediv__(self, other: "Vector | Scalar") -> Self:
         return _binary(operator.truediv, self, other)
 
-    def __rtruediv__(self, other: Scalar) -> "Vector":
+    def __rtruediv__(self, other: Scalar) -> Self:
         return _binary(lambda a, b: b / a, self, other)
 
-    def __neg__(self) -> "Vector":
+    def __neg__(self) -> Self:
         return self.map(operator.neg)
 
-    def __pow__(self, power: int | float) -> "Vector":
+    def __pow__(self, power: int | float) -> Self:
         return _binary(operator.pow, self, power)
 
-    def __abs__(self) -> "Vector":
+    def __abs__(self) -> Self:
         return self.map(jnp.abs)
 
     def __matmul__(self, other: "Vector") -> Array:
@@ -73,7 +74,7 @@ class Vector(eqx.Module):
         products = jax.tree.map(lambda a, b: jnp.sum(wide(a) * wide(b)), self.tree, other.tree)
         return _total(jax.tree.leaves(products))
 
-    def map(self, function: Callable[[Array], Array]) -> "Vector":
+    def map(self, function: Callable[[Array], Array]) -> Self:
         """The function applied to every leaf.
 
         Args:
@@ -81,19 +82,19 @@ class Vector(eqx.Module):
         """
         return type(self)(jax.tree.map(function, self.tree))
 
-    def zeros(self) -> "Vector":
+    def zeros(self) -> Self:
         """The zero vector of this shape."""
         return self.map(jnp.zeros_like)
 
-    def sqrt(self) -> "Vector":
+    def sqrt(self) -> Self:
         """The square root of every entry."""
         return self.map(jnp.sqrt)
 
-    def sign(self) -> "Vector":
+    def sign(self) -> Self:
         """The sign of every entry."""
         return self.map(jnp.sign)
 
-    def maximum(self, low: "Vector | Scalar") -> "Vector":
+    def maximum(self, low: "Vector | Scalar") -> Self:
         """The larger of every entry and `low`.
 
         Args:
@@ -114,7 +115,7 @@ class Vector(eqx.Module):
         scaled, unit = self._scaled()
         return unit * jnp.sqrt(scaled @ scaled)
 
-    def clip_to_ball(self, radius: Scalar) -> "Vector":
+    def clip_to_ball(self, radius: Scalar) -> Self:
         """The Euclidean projection onto the ball of this radius around zero.
 
         Args:
@@ -128,7 +129,7 @@ class Vector(eqx.Module):
         shorten = lambda a, new: jnp.where(outside, new.astype(a.dtype), a)
         return type(self)(jax.tree.map(shorten, self.tree, onto.tree))
 
-    def _scaled(self) -> "tuple[Vector, Array]":
+    def _scaled(self) -> tuple[Self, Array]:
         """In `scalar_dtype`, divided by the power of two of the largest entry; and that power."""
         wide = self.map(lambda a: a.astype(self.scalar_dtype))
         largest = [jnp.max(jnp.abs(leaf), initial=0) for leaf in jax.tree.leaves(wide)]
@@ -174,7 +175,7 @@ def power_of_two(size: Array) -> Array:
     return jnp.where((size >= tiny) & jnp.isfinite(size), jnp.minimum(power, 1 / tiny), 1)
 
 
-def _binary(function: Callable, left: Vector, right: "Vector | Scalar") -> Vector:
+def _binary(function: Callable, left: V, right: "Vector | Scalar") -> V:
     if isinstance(right, Vector):
         _same_shape(left, right)
         return type(left)(jax.tree.map(function, left.tree, right.tree))

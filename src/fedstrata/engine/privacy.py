@@ -113,8 +113,9 @@ def means(state: type, paths: tuple[str, ...]) -> tuple[str, ...]:
 
 def first_reference(template: PlacedState) -> Any:
     """The references when a round begins."""
-    state = type(template)
-    return hide(template, {f: f"{f!r} has no reference" for f in state._fields if f not in means(state, state._fields)})
+    fields = template._fields
+    averaged = means(type(template), fields)
+    return hide(template, {f: f"{f!r} has no reference" for f in fields if f not in averaged})
 
 
 def next_reference(reference: PlacedState, received: Mapping[str, Any]) -> Any:

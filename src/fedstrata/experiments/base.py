@@ -2,7 +2,7 @@
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, get_type_hints
 
@@ -60,13 +60,13 @@ class Experiment:
         return {name: hints[name] for name in inspect.signature(self.build).parameters}
 
     def settings(self, algorithm: "type[Algorithm]") -> dict[str, Any]:
-        """Hyper-parameters for an algorithm: those listed for it or for the method it extends, or the common ones.
+        """Hyper-parameters for an algorithm: those listed for it or for the method it varies, or the common ones.
 
         Args:
             algorithm: its class.
         """
-        extended = next((cls.__name__ for cls in algorithm.__mro__ if cls.__name__ in self.methods), None)
-        given = {**self.common, **(self.methods[extended] if extended else {})}
+        listed = next((name for name in _relatives(algorithm) if name in self.methods), None)
+        given = {**self.common, **(self.methods[listed] if listed else {})}
         fields = {f.name for f in dataclasses.fields(algorithm)}
         return {name: value for name, value in given.items() if name in fields}
 
@@ -179,6 +179,13 @@ def grids(
     alike = {name: {"step_size": steps} for name in ("CentralSGD", "FedAvg", "FedProx", "SCAFFOLD", "FedAdam")}
     own = {"FedProx": {"mu": mu}, "FedAdam": {"server_step_size": server_step_size}}
     return {name: {**grid, **own.get(name, {})} for name, grid in alike.items()}
+
+
+def _relatives(algorithm: "type[Algorithm] | None") -> Iterator[str]:
+    """The names of an algorithm, of the classes it extends, and of the method that it is a variant of."""
+    while algorithm is not None:
+        yield from (cls.__name__ for cls in algorithm.__mro__)
+        algorithm = algorithm.variant_of
 
 
 def _needed(entry: Any) -> bool:

@@ -168,12 +168,14 @@ def tune(setup: Setup, rounds: int | None = None) -> Iterator[tuple[str, "Tuned"
         setup: problem and data.
         rounds: of every run.
     """
+    from fedstrata.problems.regularized import Regularized
     from fedstrata.simulate.tune import tune as choose
 
+    convex = isinstance(setup.problem, Regularized) and setup.problem.regularizer.convex
     last = rounds or EXPERIMENT.rounds
     only_end = {"evaluate_every": last, "stationarity": False, "execution": "map"}
     for name, grid in GRIDS.items():
-        if name == "FedDA" and not setup.problem.regularizer.convex:  # pyright: ignore[reportAttributeAccessIssue]
+        if name == "FedDA" and not convex:
             continue
         algorithm = EXPERIMENT.algorithm(name)
         options = EXPERIMENT.run_options(algorithm, setup, rounds=last, seeds=[0]) | only_end

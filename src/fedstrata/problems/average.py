@@ -34,7 +34,10 @@ class LossProblem(Problem):
     """
 
     loss: Loss
-    streams: ClassVar[Mapping[str, str]] = {"batch": "train"}
+
+    @property
+    def streams(self) -> Mapping[str, str]:
+        return {"batch": "train"}
 
     def mean_loss(self, x: Vector, full: Full) -> Array:
         return full["train"].mean(lambda example: self.loss(x.tree, example))

@@ -147,9 +147,13 @@ class Problem(eqx.Module):
     """A federated objective: its exact value, gradient and stationarity on full data, and its oracle."""
 
     Oracle: ClassVar[type[Oracle]]
-    streams: ClassVar[Mapping[str, str]]  # name of an independent sample -> the split that it is drawn from
     may_lack: ClassVar[bool] = False  # whether a client may have no examples in a split that is drawn from
     weighs_clients: ClassVar[bool] = False  # whether the problem itself weighs the clients
+
+    @property
+    @abstractmethod
+    def streams(self) -> Mapping[str, str]:
+        """The split from which each independent sample is drawn, by the sample's name."""
 
     @property
     def size_split(self) -> str:

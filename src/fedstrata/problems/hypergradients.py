@@ -6,7 +6,7 @@ which is not y(x) yet: that error belongs to the method, not to the estimator.
 
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -23,8 +23,6 @@ from fedstrata.solvers.newton import DENSE
 
 class Hypergradient(eqx.Module):
     """An estimator: from a client's oracle, x, y and the v of the step before to the hypergradient and the new v."""
-
-    remembers: ClassVar[bool] = False  # whether the old v matters
 
     def __check_init__(self) -> None:
         check_values(self)
@@ -56,6 +54,11 @@ class Hypergradient(eqx.Module):
         direct, by_y = oracle.upper_grads(x, y)
         v = self.inverse(oracle, x, y, v, by_y)
         return direct - oracle.cross(x, y, v), v
+
+    @property
+    def remembers(self) -> bool:
+        """Whether the old v matters."""
+        return False
 
     @property
     def hessian_batches(self) -> int:
@@ -175,7 +178,10 @@ class Tracking(Hypergradient):
     """
 
     step: float = real(above=0)
-    remembers: ClassVar[bool] = True
+
+    @property
+    def remembers(self) -> bool:
+        return True
 
     def inverse(self, oracle: BilevelOracle, x: Vector, y: Vector, v: Vector, by_y: Vector) -> Vector:
         return v - self.step * (oracle.hvp(x, y, v) - by_y)

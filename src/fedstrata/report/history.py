@@ -2,12 +2,12 @@
 
 import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from fedstrata.base.directions import Direction, Mode, checked, sign
+from fedstrata.base.directions import Mode, checked, sign
 from fedstrata.base.errors import unknown
 from fedstrata.report import axes as rules
 from fedstrata.report.records import Portable
@@ -34,13 +34,6 @@ class History(Portable):
     >>> h.mean("objective"), h.last("objective")
     (array([3., 2.]), array([1., 3.]))
     """
-
-    axes: dict[str, list]
-    columns: dict[str, np.ndarray]
-    per_client: dict[str, np.ndarray] = field(default_factory=dict)
-    modes: dict[str, Direction] = field(default_factory=dict)
-    problem: str = ""
-    monitor: str = ""
 
     def __post_init__(self) -> None:
         self.axes = {name: [rules.scalar(v) for v in values] for name, values in self.axes.items()}

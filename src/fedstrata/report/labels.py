@@ -36,7 +36,7 @@ def label_ends(axes: "Axes", labelled: "list[tuple[Line2D, str]]") -> None:
     from matplotlib.collections import LineCollection
 
     figure = axes.figure
-    figure.draw_without_rendering()  # type: ignore[union-attr]  # settles the layout, so that the height is known
+    figure.canvas.figure.draw_without_rendering()  # settles the layout, so that the height is known
     gap = 1.25 * _POINTS * figure.dpi / 72 / axes.get_window_extent().height
     axes.set(xlim=axes.get_xlim(), ylim=axes.get_ylim())  # the leaders below are right for these limits only
     to_axes = axes.transData + axes.transAxes.inverted()

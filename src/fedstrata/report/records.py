@@ -5,6 +5,7 @@ import itertools
 import json
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -20,15 +21,16 @@ CLIENTS = "per_client/"  # prefix of the fields that hold one number per client
 ABOUT, MODE = "about:", "mode:"  # prefixes of the fields that describe the history, the same in every record
 
 
+@dataclass(eq=False, repr=False)
 class Portable:
-    """The reading and writing of a `History`; every format is exact, NaN and infinities included."""
+    """The fields of a `History`, read and written; every format is exact, NaN and infinities included."""
 
     axes: dict[str, list]
     columns: dict[str, np.ndarray]
-    per_client: dict[str, np.ndarray]
-    modes: dict[str, Direction]
-    problem: str
-    monitor: str
+    per_client: dict[str, np.ndarray] = field(default_factory=dict)
+    modes: dict[str, Direction] = field(default_factory=dict)
+    problem: str = ""
+    monitor: str = ""
 
     def about(self) -> dict[str, str]:
         """The declared directions and the fingerprints, without the unknown ones."""
@@ -50,7 +52,7 @@ class Portable:
         """
         columns, per_client = ({k: _numbers(v) for k, v in content[g].items()} for g in ("columns", "per_client"))
         axes = {name: [_label(v) for v in values] for name, values in content["axes"].items()}
-        return cls(axes, columns, per_client, **_about(content.get("about", {})))  # type: ignore[call-arg]
+        return cls(axes, columns, per_client, **_about(content.get("about", {})))
 
     def to_jsonl(self, path: str | Path) -> Path:
         """Write one JSON object per run and round; NaN becomes null, an infinity the string "Infinity".
@@ -170,7 +172,7 @@ class Portable:
         columns = {name: stack(name) for name in names if not name.startswith((CLIENTS, ABOUT))}
         per_client = {name.removeprefix(CLIENTS): stack(name) for name in names if name.startswith(CLIENTS)}
         about = {name.removeprefix(ABOUT): records[0][name] for name in names if name.startswith(ABOUT)}
-        return cls(axes, columns, per_client, **_about(about))  # type: ignore[call-arg]
+        return cls(axes, columns, per_client, **_about(about))
 
 
 def _about(words: dict[str, str]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from fedstrata.algorithms.nested.base import CouplingWarning
-from fedstrata.core.algorithm import Algorithm, Phase, steps_of
+from fedstrata.core.algorithm import Algorithm, Phase, StateWithX, steps_of
 from fedstrata.core.vector import Vector
 from fedstrata.problems.bilevel import Bilevel, BilevelOracle
 from fedstrata.problems.rows import Full
@@ -29,7 +29,7 @@ class BilevelMethod(Algorithm):
         if isinstance(step, float | int):  # the values of a schedule are known only in the run
             problem.regularizer.check_step(step)
 
-    def solution(self, problem: Bilevel, state: Any) -> Vector:
+    def solution(self, problem: Bilevel, state: StateWithX) -> Vector:
         return state.x
 
 

@@ -1,6 +1,6 @@
 """FedBiOAcc: FedBiO with recursive estimates of both directions; and AnchoredBiOAcc, its corrected form."""
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from fedstrata.algorithms.bilevel.base import LocalLowerMethod
 from fedstrata.core.hyperparameters import instance, real, whole
@@ -9,8 +9,86 @@ from fedstrata.core.vector import Scalar, Vector, where
 from fedstrata.problems.bilevel import Bilevel, BilevelOracle
 from fedstrata.problems.hypergradients import Exact, Hypergradient
 
+S = TypeVar("S", "FedBiOAcc.State", "AnchoredBiOAcc.State")  # the state of either method
 
-class FedBiOAcc(LocalLowerMethod):
+
+class RecursiveBiO(LocalLowerMethod):
+    """What FedBiOAcc and AnchoredBiOAcc share: everything but the point at which ω is corrected."""
+
+    step_size: float = real(above=0)
+    lower_step_size: float = real(above=0)
+    local_steps: int = whole(1, at_least=1)
+    momentum: float = real(1.0, at_least=0)
+    lower_momentum: float = real(1.0, at_least=0)
+    delta: float = real(0.1, above=0)
+    offset: float = real(1.0, above=0)
+    sigma: float = real(0.0, at_least=0)
+    hypergradient: Hypergradient = instance(Hypergradient, Exact())
+    warm_up: int = whole(0, at_least=0)
+    sync_offset: int = whole(0, at_least=0)
+
+    def check(self, problem: Bilevel) -> None:
+        super().check(problem)
+        name = type(self).__name__
+        if self.hypergradient.remembers:
+            raise ValueError(
+                f"{name} needs hypergradients at two points of one step, so its estimator must depend on the sample "
+                f"alone; {self.hypergradient!r} starts from the step before: use fs.hypergradients.Neumann or Exact"
+            )
+        first = [self.delta, self.offset, self.sigma, self.momentum, self.lower_momentum]
+        if all(isinstance(value, float | int) for value in first):
+            largest = max(self.momentum, self.lower_momentum) * self.alpha(1.0) ** 2
+            if largest > 1:
+                raise ValueError(
+                    f"{name}: the weight c α² of a new sample is {largest:.3g} in the first step and must be at most "
+                    "1; take a larger offset, or a smaller delta or momentum"
+                )
+
+    def start_values(self, problem: Bilevel, x0: Vector) -> dict[str, Vector]:
+        """The start of the fields that both methods have.
+
+        Args:
+            problem: the problem.
+            x0: the start of x.
+        """
+        y = problem.lower_start()
+        return {"x": x0, "nu": x0.zeros(), "before": x0, "y": y, "old_y": y, "omega": y.zeros()}
+
+    def init_client(self, oracle: BilevelOracle, view: S) -> S:
+        y = oracle.descend(view.x, view.y, self.lower_step_size, self.warm_up)
+        return view._replace(y=y, old_y=y, omega=oracle.lower_grad(view.x, y))  # for a client whose first round is late
+
+    def alpha(self, t: Scalar) -> Any:
+        """α_t = δ / (u + σ² t)^(1/3).
+
+        Args:
+            t: the step, from 1.
+        """
+        return self.delta / (self.offset + self.sigma**2 * t) ** (1 / 3)
+
+    def accelerated(self, oracle: BilevelOracle, state: S, anchor: Vector) -> S:
+        """The state after one step.
+
+        Args:
+            oracle: of this step.
+            state: the state before it.
+            anchor: the point of x at which ω is corrected.
+        """
+        t = (oracle.clock.step + 1 - self.sync_offset).astype(state.x.scalar_dtype)
+        keep = lambda c: where(t == 1, 0.0, 1 - c * self.alpha(t - 1) ** 2)  # nothing is kept before the first step
+        phi = lambda x, y: self.hypergradient(oracle, x, y, y)[0]
+        x, y, old_y = state.x, state.y, state.old_y
+        omega = oracle.lower_grad(x, y) + keep(self.lower_momentum) * (state.omega - oracle.lower_grad(anchor, old_y))
+        nu = phi(x, y) + keep(self.momentum) * (state.nu - phi(state.before, old_y))
+        step, lower_step = self.step_size * self.alpha(t), self.lower_step_size * self.alpha(t)
+        moved = {"x": oracle.prox(x - step * nu, step), "y": y - lower_step * omega}
+        moved = state._replace(**moved, nu=nu, before=x, old_y=y, omega=omega)
+        if self.sync_offset == 0:
+            return moved
+        return where(oracle.clock.step < self.sync_offset, state, moved)
+
+
+class FedBiOAcc(RecursiveBiO):
     r"""FedBiO whose directions are recursive (STORM) estimates, with steps that fall like $t^{-1/3}$.
 
     $$ \omega_t = \partial_y g(x_t, y_t; B_y) + (1 - c_\omega \alpha_{t-1}^2)
@@ -51,18 +129,6 @@ class FedBiOAcc(LocalLowerMethod):
     Reference: li2022, Algorithm 2.
     """
 
-    step_size: float = real(above=0)
-    lower_step_size: float = real(above=0)
-    local_steps: int = whole(1, at_least=1)
-    momentum: float = real(1.0, at_least=0)
-    lower_momentum: float = real(1.0, at_least=0)
-    delta: float = real(0.1, above=0)
-    offset: float = real(1.0, above=0)
-    sigma: float = real(0.0, at_least=0)
-    hypergradient: Hypergradient = instance(Hypergradient, Exact())
-    warm_up: int = whole(0, at_least=0)
-    sync_offset: int = whole(0, at_least=0)
-
     class State(NamedTuple):
         x: Averaged[Vector]
         nu: Averaged[Vector]
@@ -71,72 +137,14 @@ class FedBiOAcc(LocalLowerMethod):
         old_y: Local[Vector]
         omega: Local[Vector]
 
-    def check(self, problem: Bilevel) -> None:
-        super().check(problem)
-        name = type(self).__name__
-        if self.hypergradient.remembers:
-            raise ValueError(
-                f"{name} needs hypergradients at two points of one step, so its estimator must depend on the sample "
-                f"alone; {self.hypergradient!r} starts from the step before: use fs.hypergradients.Neumann or Exact"
-            )
-        first = [self.delta, self.offset, self.sigma, self.momentum, self.lower_momentum]
-        if all(isinstance(value, float | int) for value in first):
-            largest = max(self.momentum, self.lower_momentum) * self.alpha(1.0) ** 2
-            if largest > 1:
-                raise ValueError(
-                    f"{name}: the weight c α² of a new sample is {largest:.3g} in the first step and must be at most "
-                    "1; take a larger offset, or a smaller delta or momentum"
-                )
-
     def init_server(self, problem: Bilevel, x0: Vector) -> State:
         return self.State(**self.start_values(problem, x0))
-
-    def start_values(self, problem: Bilevel, x0: Vector) -> dict[str, Vector]:
-        """The start of every field.
-
-        Args:
-            problem: the problem.
-            x0: the start of x.
-        """
-        y = problem.lower_start()
-        return {"x": x0, "nu": x0.zeros(), "before": x0, "y": y, "old_y": y, "omega": y.zeros()}
-
-    def init_client(self, oracle: BilevelOracle, view: State) -> State:
-        y = oracle.descend(view.x, view.y, self.lower_step_size, self.warm_up)
-        return view._replace(y=y, old_y=y, omega=oracle.lower_grad(view.x, y))  # for a client whose first round is late
-
-    def alpha(self, t: Scalar) -> Any:
-        """α_t = δ / (u + σ² t)^(1/3).
-
-        Args:
-            t: the step, from 1.
-        """
-        return self.delta / (self.offset + self.sigma**2 * t) ** (1 / 3)
 
     def local_step(self, oracle: BilevelOracle, start: State, state: State) -> State:
         return self.accelerated(oracle, state, state.before)
 
-    def accelerated(self, oracle: BilevelOracle, state: Any, anchor: Vector) -> Any:
-        """The state after one step.
 
-        Args:
-            oracle: of this step.
-            state: the state before it, of this class or of a subclass.
-            anchor: the point of x at which ω is corrected.
-        """
-        t = (oracle.clock.step + 1 - self.sync_offset).astype(state.x.scalar_dtype)
-        keep = lambda c: where(t == 1, 0.0, 1 - c * self.alpha(t - 1) ** 2)  # nothing is kept before the first step
-        phi = lambda x, y: self.hypergradient(oracle, x, y, y)[0]
-        x, y, old_y = state.x, state.y, state.old_y
-        omega = oracle.lower_grad(x, y) + keep(self.lower_momentum) * (state.omega - oracle.lower_grad(anchor, old_y))
-        nu = phi(x, y) + keep(self.momentum) * (state.nu - phi(state.before, old_y))
-        step, lower_step = self.step_size * self.alpha(t), self.lower_step_size * self.alpha(t)
-        moved = {"x": oracle.prox(x - step * nu, step), "y": y - lower_step * omega}
-        moved = state._replace(**moved, nu=nu, before=x, old_y=y, omega=omega)
-        return moved if self.sync_offset == 0 else where(oracle.clock.step < self.sync_offset, state, moved)
-
-
-class AnchoredBiOAcc(FedBiOAcc):
+class AnchoredBiOAcc(RecursiveBiO):
     r"""FedBiOAcc with ω corrected where it was measured: at the client's $x_{t-1}$, not at the mean.
 
     $$ \omega_t = \partial_y g(x_t, y_t; B_y) + (1 - c_\omega \alpha_{t-1}^2)
@@ -168,6 +176,8 @@ class AnchoredBiOAcc(FedBiOAcc):
     Reference: li2022, Algorithm 2, with another point in one line.
     """
 
+    variant_of = FedBiOAcc
+
     class State(NamedTuple):
         x: Averaged[Vector]
         nu: Averaged[Vector]
@@ -177,8 +187,8 @@ class AnchoredBiOAcc(FedBiOAcc):
         old_y: Local[Vector]
         omega: Local[Vector]
 
-    def start_values(self, problem: Bilevel, x0: Vector) -> dict[str, Vector]:
-        return {**super().start_values(problem, x0), "own": x0}
+    def init_server(self, problem: Bilevel, x0: Vector) -> State:
+        return self.State(**self.start_values(problem, x0), own=x0)
 
     def local_step(self, oracle: BilevelOracle, start: State, state: State) -> State:
         return self.accelerated(oracle, state, state.own)._replace(own=state.x)

@@ -12,7 +12,26 @@ from fedstrata.problems.bilevel import Bilevel, BilevelOracle
 from fedstrata.problems.hypergradients import Neumann
 
 
-class FedNest(BilevelMethod):
+class NeumannMethod(BilevelMethod):
+    """What FedNest and LFedNest share: one lower problem for all clients, and a Neumann series."""
+
+    step_size: float = real(above=0)
+    lower_step_size: float = real(above=0)
+    neumann_step: float = real(above=0)
+    local_steps: int = whole(1, at_least=1)
+    inner_rounds: int = whole(1, at_least=1)
+    terms: int = whole(5, at_least=1)
+    series: Literal["random", "sum"] = choice("random", "sum")
+
+    solves = "global"
+
+    def check(self, problem: Bilevel) -> None:
+        super().check(problem)
+        if isinstance(self.neumann_step, float | int):  # a schedule's values are known only in the run
+            Neumann(self.neumann_step, self.terms - 1).check(problem)
+
+
+class FedNest(NeumannMethod):
     r"""Corrected local steps in y and in x; between them a Neumann series whose products are averaged one by one.
 
     A round is FedInn T times, with $q = \sum_i p_i \partial_y g_i(x, y)$; then FedIHGP, from
@@ -54,16 +73,6 @@ class FedNest(BilevelMethod):
     Reference: tarzanagh2022, from memory, and its public code.
     """
 
-    step_size: float = real(above=0)
-    lower_step_size: float = real(above=0)
-    neumann_step: float = real(above=0)
-    local_steps: int = whole(1, at_least=1)
-    inner_rounds: int = whole(1, at_least=1)
-    terms: int = whole(5, at_least=1)
-    series: Literal["random", "sum"] = choice("random", "sum")
-
-    solves = "global"
-
     class State(NamedTuple):
         x: Averaged[Vector]
         y: Averaged[Vector]
@@ -71,11 +80,6 @@ class FedNest(BilevelMethod):
         p: Averaged[Vector]  # ≈ (∂²_yy g)⁻¹ ∂_y f
         h: Averaged[Vector]  # the hypergradient where FedOut begins
         first: Server[Vector]  # η ∂_y f, which "sum" adds after every product
-
-    def check(self, problem: Bilevel) -> None:
-        super().check(problem)
-        if isinstance(self.neumann_step, float | int):  # a schedule's values are known only in the run
-            Neumann(self.neumann_step, self.terms - 1).check(problem)
 
     def init_server(self, problem: Bilevel, x0: Vector) -> State:
         y = problem.lower_start()
@@ -162,7 +166,7 @@ class FedNest(BilevelMethod):
         return state._replace(x=oracle.prox(state.x - self.step_size * (start.h - there + here), self.step_size))
 
 
-class LFedNest(FedNest):
+class LFedNest(NeumannMethod):
     r"""FedNest with everything at the client: plain local steps in y, and in x along the local hypergradient.
 
     $$ y_i \gets y_i - \beta \, \partial_y g_i(x, y_i; \xi) \quad (\tau \text{ times}), \qquad
@@ -194,6 +198,8 @@ class LFedNest(FedNest):
 
     Reference: tarzanagh2022, as its public code has it.
     """
+
+    variant_of = FedNest
 
     class State(NamedTuple):
         x: Averaged[Vector]

@@ -1,13 +1,16 @@
 """FedReg: FedAvg with a fairness penalty that every client computes from its own samples."""
 
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from fedstrata.algorithms.average.fedavg import FedAvg
-from fedstrata.core.hyperparameters import real
+from fedstrata.core.algorithm import Algorithm
+from fedstrata.core.hyperparameters import real, whole
+from fedstrata.core.placement import Averaged
+from fedstrata.core.vector import Vector
 from fedstrata.problems.fair import Fair, FairOracle
 
 
-class FedReg(FedAvg):
+class FedReg(Algorithm):
     r"""FedAvg on the loss plus a smoothed gap in equal opportunity of the client's own sample.
 
     $$ x_i \gets x_i - \eta \, \nabla \big( f_i(x_i; \xi_i) + \lambda D_i(x_i; \xi_i) \big) \quad (Q \text{ times from }
@@ -35,9 +38,15 @@ class FedReg(FedAvg):
     """
 
     oracle: ClassVar[type] = FairOracle
+    variant_of = FedAvg
 
+    step_size: float = real(above=0)
+    local_steps: int = whole(1, at_least=1)
     strength: float = real(0.1, at_least=0)
     sharpness: float = real(1.0, above=0)
+
+    class State(NamedTuple):
+        x: Averaged[Vector]
 
     def check(self, problem: Fair) -> None:
         if not problem.decides:
@@ -46,6 +55,12 @@ class FedReg(FedAvg):
                 "none; use fs.Fair(fs.losses.Classification(model))"
             )
 
-    def local_step(self, oracle: FairOracle, start: FedAvg.State, state: FedAvg.State) -> FedAvg.State:
+    def init_server(self, problem: Fair, x0: Vector) -> State:
+        return self.State(x=x0)
+
+    def local_step(self, oracle: FairOracle, start: State, state: State) -> State:
         g = oracle.grad(state.x) + self.strength * oracle.disparity_grad(state.x, self.sharpness)
         return self.State(x=state.x - self.step_size * g)
+
+    def solution(self, problem: Fair, state: State) -> Vector:
+        return state.x

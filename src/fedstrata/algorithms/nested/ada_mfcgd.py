@@ -3,13 +3,13 @@
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from fedstrata.algorithms.nested.mfcgd import MFCGD, TrackedMFCGD
+from fedstrata.algorithms.nested.mfcgd import MFCGD, Estimates, RecursiveMethod, TrackedMFCGD
 from fedstrata.base.errors import unknown
 from fedstrata.core.algorithm import Cohort
 from fedstrata.core.hyperparameters import Range, declared, real
 from fedstrata.core.placement import Averaged, Broadcast, Local, Reported, Server
 from fedstrata.core.vector import Scalar, Vector
-from fedstrata.problems.nested import Jacobian, Nested
+from fedstrata.problems.nested import Jacobian, Nested, NestedOracle
 from fedstrata.prox import Zero
 
 Diagonal = Vector | Scalar  # a number stands for a multiple of I
@@ -76,7 +76,48 @@ class RuleOrName(NamedTuple):
         return " or ".join([*map(repr, self.names), "a DiagonalRule"])
 
 
-class AdaMFCGD(MFCGD):
+def rule_of(given: str | DiagonalRule) -> DiagonalRule[Any]:
+    return RULES[given] if isinstance(given, str) else given
+
+
+S = TypeVar("S", "AdaMFCGD.State", "TrackedAdaMFCGD.State")  # the state of either method
+
+
+class AdaptiveMethod(RecursiveMethod):
+    """What AdaMFCGD and TrackedAdaMFCGD share: the metric A, which the server makes from mean estimates."""
+
+    rule: str | DiagonalRule = declared(RuleOrName(), "coordinate")
+    rho: float = real(0.1, above=0)
+    theta: float | None = declared(Range(above=0, at_most=1, optional=True), 0.9)
+
+    merge_at_init = True
+
+    def check(self, problem: Nested) -> None:
+        if not isinstance(problem.regularizer, Zero):
+            raise ValueError(
+                f"{type(self).__name__} cannot take {problem.regularizer!r}: with an adaptive A every step would be a "
+                "prox in the metric A, which has no closed form; use MFCGD or TrackedMFCGD"
+            )
+        super().check(problem)
+
+    def metric(self, a: Diagonal, w: Vector) -> tuple[Diagonal, Diagonal]:
+        """The next a, and A from it."""
+        rule, theta = rule_of(self.rule), self.value_momentum if self.theta is None else self.theta
+        a = rule.update(a, w, theta)
+        return a, rule.diagonal(a, self.rho)
+
+    def first_metric(self, x0: Vector) -> tuple[Diagonal, Diagonal]:
+        """a_0, and A from it."""
+        rule = rule_of(self.rule)
+        a = rule.start(x0)
+        return a, rule.diagonal(a, self.rho)
+
+    def server_start(self, problem: Nested, merged: S, cohort: Cohort) -> S:
+        a, A = self.metric(merged.a, merged.w)
+        return merged._replace(a=merged.a if self.local_steps == 1 else a, A=A)  # q = 1: t = 1 averages w̄_1 again
+
+
+class AdaMFCGD(AdaptiveMethod):
     r"""MFCGD with an adaptive diagonal metric A, which the server makes from the mean estimates.
 
     $$ a \gets \vartheta a + (1-\vartheta) \bar w^2, \quad A = \mathrm{diag}(\sqrt a + \rho) \qquad \text{or} \qquad
@@ -114,11 +155,7 @@ class AdaMFCGD(MFCGD):
     Reference: huang2022, Algorithm 1 and equation (6).
     """
 
-    rule: str | DiagonalRule = declared(RuleOrName(), "coordinate")
-    rho: float = real(0.1, above=0)
-    theta: float | None = declared(Range(above=0, at_most=1, optional=True), 0.9)
-
-    merge_at_init = True
+    variant_of = MFCGD
 
     class State(NamedTuple):
         x: Averaged[Vector]
@@ -130,42 +167,21 @@ class AdaMFCGD(MFCGD):
         u: Local[Jacobian]
         v: Local[Vector]
 
-    def check(self, problem: Nested) -> None:
-        if not isinstance(problem.regularizer, Zero):
-            raise ValueError(
-                f"{type(self).__name__} cannot take {problem.regularizer!r}: with an adaptive A every step would be a "
-                "prox in the metric A, which has no closed form; use MFCGD or TrackedMFCGD"
-            )
-        super().check(problem)
+    def init_server(self, problem: Nested, x0: Vector) -> State:
+        a, A = self.first_metric(x0)
+        return self.State(**self.start_values(problem, x0), a=a, A=A)
 
-    def metric(self, a: Diagonal, w: Vector) -> tuple[Diagonal, Diagonal]:
-        """The next a, and A from it."""
-        rule, theta = rule_of(self.rule), self.value_momentum if self.theta is None else self.theta
-        a = rule.update(a, w, theta)
-        return a, rule.diagonal(a, self.rho)
-
-    def start_values(self, problem: Nested, x0: Vector) -> dict[str, Any]:
-        rule = rule_of(self.rule)
-        a = rule.start(x0)
-        return {**super().start_values(problem, x0), "a": a, "A": rule.diagonal(a, self.rho)}
-
-    def server_start(self, problem: Nested, merged: State, cohort: Cohort) -> State:
-        a, A = self.metric(merged.a, merged.w)
-        return merged._replace(a=merged.a if self.local_steps == 1 else a, A=A)  # q = 1: t = 1 averages w̄_1 again
-
-    def direction(self, start: State, w: Vector) -> Vector:
-        return super().direction(start, w) / start.A
+    def local_step(self, oracle: NestedOracle, start: State, state: State) -> State:
+        h, u, v = self.track(oracle, state.x, state.old, Estimates(state.h, state.u, state.v))
+        w = u.pull(v)
+        return state._replace(x=self.move(oracle, state.x, w / start.A), w=w, old=state.x, h=h, u=u, v=v)
 
     def server_step(self, problem: Nested, start: State, merged: State, cohort: Cohort) -> State:
         a, A = self.metric(start.a, merged.w)
         return merged._replace(x=merged.x - self.step_size * merged.w / A, a=a, A=A)
 
 
-def rule_of(given: str | DiagonalRule) -> DiagonalRule[Any]:
-    return RULES[given] if isinstance(given, str) else given
-
-
-class TrackedAdaMFCGD(TrackedMFCGD, AdaMFCGD):
+class TrackedAdaMFCGD(AdaptiveMethod):
     r"""AdaMFCGD with the correction of `TrackedMFCGD` inside the metric.
 
     $$ x_i \gets x_i - \gamma\eta \, A^{-1} (w_i + c_i), \qquad c_i = \bar w - w_i \text{ at the last averaging} $$
@@ -197,6 +213,8 @@ class TrackedAdaMFCGD(TrackedMFCGD, AdaMFCGD):
     Reference: huang2022, whose recursions it corrects; the method is this library's.
     """
 
+    variant_of = TrackedMFCGD
+
     class State(NamedTuple):
         x: Averaged[Vector]
         w: Reported[Vector]
@@ -208,3 +226,19 @@ class TrackedAdaMFCGD(TrackedMFCGD, AdaMFCGD):
         h: Local[Vector]
         u: Local[Jacobian]
         v: Local[Vector]
+
+    def init_server(self, problem: Nested, x0: Vector) -> State:
+        a, A = self.first_metric(x0)
+        return self.State(**self.start_values(problem, x0), mean=x0.zeros(), a=a, A=A, w_i=x0.zeros())
+
+    def local_step(self, oracle: NestedOracle, start: State, state: State) -> State:
+        h, u, v = self.track(oracle, state.x, state.old, Estimates(state.h, state.u, state.v))
+        w = u.pull(v)
+        x = self.move(oracle, state.x, (w + start.mean - start.w_i) / start.A)
+        return state._replace(x=x, w=w - start.w_i, w_i=w, old=state.x, h=h, u=u, v=v)
+
+    def server_step(self, problem: Nested, start: State, merged: State, cohort: Cohort) -> State:
+        w = start.mean + merged.w
+        a, A = self.metric(start.a, w)
+        x = merged.x - self.step_size * w / A
+        return merged._replace(x=x, w=w, mean=start.mean + cohort.share * merged.w, a=a, A=A)

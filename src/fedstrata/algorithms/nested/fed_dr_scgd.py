@@ -13,7 +13,7 @@ from fedstrata.algorithms.nested.base import (
     zero_products,
     zero_values,
 )
-from fedstrata.core.algorithm import Phase
+from fedstrata.core.algorithm import Phase, StateWithX
 from fedstrata.core.hyperparameters import choice, flag, real, whole
 from fedstrata.core.levels import Levels
 from fedstrata.core.placement import Averaged, Local
@@ -21,7 +21,67 @@ from fedstrata.core.vector import Vector, where
 from fedstrata.problems.nested import Nested, NestedOracle
 
 
-class FedDRSCGD(NestedMethod):
+class DoublyRecursive(NestedMethod):
+    """What Fed-DR-SCGD and its variants share: the recursions of Algorithm 1, for whatever points they start from."""
+
+    step_size: float = real(above=0)
+    momentum: float = real(above=0, at_most=1)
+    local_steps: int = whole(1, at_least=1)
+    projection: str = choice("none", "ball", "third")
+    radius: float = real(1.0, above=0)
+    init_batch_size: int | None = whole(None, at_least=1)
+    separate_samples: bool = flag(False)
+
+    def first_estimates(self, oracle: NestedOracle, x: Vector) -> tuple[Vectors, Vectors]:
+        """Line 1."""
+        sample = first_sample(oracle, self.init_batch_size)
+        h = first_values(sample, x)
+        return h, first_products(sample, x, h, self.separate_samples)
+
+    def move(self, oracle: NestedOracle, x: Vector, v: Vectors) -> Vector:
+        """Line 3; with a regulariser the step is a proximal one."""
+        return oracle.prox(x - self.step_size * Levels(v)[1], self.step_size)
+
+    def estimate(
+        self,
+        oracle: NestedOracle,
+        h: Levels[Vector],
+        v: Levels[Vector],
+        h_old: Levels[Vector],
+        v_old: Levels[Vector],
+    ) -> tuple[Vectors, Vectors]:
+        """Lines 5 to 13: h and v of this step.
+
+        Args:
+            oracle: the client's sample of this step.
+            h: the new x at level 0, and above it the estimates so far.
+            v: the products so far.
+            h_old: x and the estimates at which the subtracted terms are evaluated.
+            v_old: the products with which they are evaluated.
+        """
+        K, a, F = oracle.levels, self.momentum, oracle.value
+        JT = self.transposed(oracle)
+        for k in range(1, K):
+            h[k] = (1 - a) * (h[k] - F(k, h_old[k - 1])) + F(k, h[k - 1])
+        for k in range(K, 0, -1):
+            v[k] = self.project(k, K, (1 - a) * (v[k] - JT(k, h_old[k - 1], v_old[k + 1])) + JT(k, h[k - 1], v[k + 1]))
+        return tuple(h), tuple(v)
+
+    def transposed(self, oracle: NestedOracle) -> Callable[[int, Vector, Vector], Vector]:
+        """J_k(y)ᵀ v as a function of k, y and v; at level K, where v is None, ∇F_K(y)."""
+        return lambda k, y, v: oracle.pull(k, y, v, self.separate_samples)
+
+    def project(self, k: int, K: int, v: Vector) -> Vector:
+        """Π for level k of K: Lemma C.1 bounds the product by C^(K−k+1)."""
+        if self.projection == "third":
+            return v / 3
+        return v.clip_to_ball(self.radius ** (K - k + 1)) if self.projection == "ball" else v
+
+    def solution(self, problem: Nested, state: StateWithX) -> Vector:
+        return state.x
+
+
+class FedDRSCGD(DoublyRecursive):
     r"""Doubly recursive stochastic compositional gradient descent for K levels, as published.
 
     $$ x \gets x - \gamma\eta \, v^{(1)}, \qquad
@@ -63,14 +123,6 @@ class FedDRSCGD(NestedMethod):
     Reference: gao2024, Algorithm 1.
     """
 
-    step_size: float = real(above=0)
-    momentum: float = real(above=0, at_most=1)
-    local_steps: int = whole(1, at_least=1)
-    projection: str = choice("none", "ball", "third")
-    radius: float = real(1.0, above=0)
-    init_batch_size: int | None = whole(None, at_least=1)
-    separate_samples: bool = flag(False)
-
     class State(NamedTuple):
         x: Averaged[Vector]
         h: Averaged[Vectors]  # estimates of levels 1 … K−1
@@ -83,59 +135,11 @@ class FedDRSCGD(NestedMethod):
         h, v = self.first_estimates(oracle, view.x)
         return view._replace(h=h, v=v)
 
-    def first_estimates(self, oracle: NestedOracle, x: Vector) -> tuple[Vectors, Vectors]:
-        """Line 1."""
-        sample = first_sample(oracle, self.init_batch_size)
-        h = first_values(sample, x)
-        return h, first_products(sample, x, h, self.separate_samples)
-
     def local_step(self, oracle: NestedOracle, start: State, state: State) -> State:
         h_old, v_old = Levels(state.h, below=state.x), Levels(state.v, above=None)
         x = self.move(oracle, state.x, state.v)
         h, v = self.estimate(oracle, Levels(state.h, below=x), Levels(state.v, above=None), h_old, v_old)
         return state._replace(x=x, h=h, v=v)
-
-    def move(self, oracle: NestedOracle, x: Vector, v: Vectors) -> Vector:
-        """Line 3; with a regulariser the step is a proximal one."""
-        return oracle.prox(x - self.step_size * Levels(v)[1], self.step_size)
-
-    def estimate(
-        self,
-        oracle: NestedOracle,
-        h: Levels[Vector],
-        v: Levels[Vector],
-        h_old: Levels[Vector],
-        v_old: Levels[Vector],
-    ) -> tuple[Vectors, Vectors]:
-        """Lines 5 to 13: h and v of this step.
-
-        Args:
-            oracle: the client's sample of this step.
-            h: the new x at level 0, and above it the estimates so far.
-            v: the products so far.
-            h_old: x and the estimates at which the subtracted terms are evaluated.
-            v_old: the products with which they are evaluated.
-        """
-        K, a, F = oracle.levels, self.momentum, oracle.value
-        JT = self.transposed(oracle)
-        for k in range(1, K):
-            h[k] = (1 - a) * (h[k] - F(k, h_old[k - 1])) + F(k, h[k - 1])
-        for k in range(K, 0, -1):
-            v[k] = self.project(k, K, (1 - a) * (v[k] - JT(k, h_old[k - 1], v_old[k + 1])) + JT(k, h[k - 1], v[k + 1]))
-        return tuple(h), tuple(v)
-
-    def transposed(self, oracle: NestedOracle) -> Callable[[int, Vector, Vector], Vector]:
-        """J_k(y)ᵀ v as a function of k, y and v; at level K, where v is None, ∇F_K(y)."""
-        return lambda k, y, v: oracle.pull(k, y, v, self.separate_samples)
-
-    def project(self, k: int, K: int, v: Vector) -> Vector:
-        """Π for level k of K: Lemma C.1 bounds the product by C^(K−k+1)."""
-        if self.projection == "third":
-            return v / 3
-        return v.clip_to_ball(self.radius ** (K - k + 1)) if self.projection == "ball" else v
-
-    def solution(self, problem: Nested, state: State) -> Vector:
-        return state.x
 
 
 class SeparateDRSCGD(FedDRSCGD):
@@ -173,7 +177,7 @@ class SeparateDRSCGD(FedDRSCGD):
     separate_samples: bool = flag(True)
 
 
-class AnchoredDRSCGD(FedDRSCGD):
+class AnchoredDRSCGD(DoublyRecursive):
     r"""Fed-DR-SCGD whose subtracted evaluations stay at the points where the client made its estimates.
 
     As `FedDRSCGD`, with $h_{old}, v_{old}$ the client's values before the last averaging:
@@ -203,6 +207,8 @@ class AnchoredDRSCGD(FedDRSCGD):
 
     Reference: gao2024, Algorithm 1 with anchored corrections.
     """
+
+    variant_of = FedDRSCGD
 
     class State(NamedTuple):
         x: Averaged[Vector]

@@ -1,16 +1,64 @@
 """FedNest for compositions: y tracks the mean of the inner level; and the same with both means of the gradient."""
 
-from typing import Any, NamedTuple
+from abc import abstractmethod
+from typing import NamedTuple, TypeVar
 
 from fedstrata.algorithms.nested.base import NestedMethod, check_two_levels
-from fedstrata.core.algorithm import Cohort, Phase
+from fedstrata.core.algorithm import Cohort, Phase, StateWithX
 from fedstrata.core.hyperparameters import real, whole
 from fedstrata.core.placement import Averaged, Broadcast, Reported
 from fedstrata.core.vector import Vector, where
 from fedstrata.problems.nested import Nested, NestedOracle
 
+S = TypeVar("S", "CompositionalFedNest.State", "LevelwiseFedNest.State")  # the state of either method
 
-class CompositionalFedNest(NestedMethod):
+
+class TwoLevelFedNest(NestedMethod):
+    """What CompositionalFedNest and LevelwiseFedNest share: FedInn, and the steps of FedOut along h."""
+
+    step_size: float = real(above=0)
+    value_momentum: float = real(1.0, above=0, at_most=1)
+    local_steps: int = whole(1, at_least=1)
+    inner_rounds: int = whole(1, at_least=1)
+
+    def check(self, problem: Nested) -> None:
+        check_two_levels(self, problem, "TrackedSCGD")
+        super().check(problem)
+        if isinstance(self.step_size, float | int):
+            problem.regularizer.check_step(self.step_size * self.local_steps)
+
+    def phases(self, problem: Nested) -> list[Phase]:
+        looks = {k: (f"level{k}",) if problem.samples_at(k - 1) else () for k in (1, 2)}
+        inner = lambda **what: Phase(
+            self.value, sends=("r",), server_step=self.inner_steps, streams=looks[1], fresh=True, **what
+        )
+        again = [inner(receives=(), repeat=self.inner_rounds - 1)] if self.inner_rounds > 1 else []
+        return [inner(receives=("x",)), *again, *self.outer_phases(looks)]
+
+    @abstractmethod
+    def outer_phases(self, looks: dict[int, tuple[str, ...]]) -> list[Phase]:
+        """The exchanges of FedOut.
+
+        Args:
+            looks: the samples of levels 1 and 2.
+        """
+
+    def value(self, oracle: NestedOracle, start: S, state: S) -> S:
+        return state._replace(r=oracle.value(1, state.x))
+
+    def inner_steps(self, problem: Nested, start: S, merged: S, cohort: Cohort) -> S:
+        weight = where(cohort.clock.round == 0, 1.0, 1 - (1 - self.value_momentum) ** self.local_steps)
+        return merged._replace(y=start.y + weight * (merged.r - start.y))
+
+    def outer_steps(self, problem: Nested, start: S, merged: S, cohort: Cohort) -> S:
+        step = self.local_steps * self.step_size
+        return merged._replace(x=problem.prox(start.x - step * merged.h, step))
+
+    def solution(self, problem: Nested, state: StateWithX) -> Vector:
+        return state.x
+
+
+class CompositionalFedNest(TwoLevelFedNest):
     r"""FedNest where the lower problem tracks a mean, $g_i = \frac12 |y - r_i(x)|^2$; for K = 2.
 
     With $r_i$ the first and $f_i$ the second level of client i, FedInn T times and then FedOut:
@@ -46,58 +94,25 @@ class CompositionalFedNest(NestedMethod):
     Reference: tarzanagh2022, the compositional case, from memory.
     """
 
-    step_size: float = real(above=0)
-    value_momentum: float = real(1.0, above=0, at_most=1)
-    local_steps: int = whole(1, at_least=1)
-    inner_rounds: int = whole(1, at_least=1)
-
     class State(NamedTuple):
         x: Broadcast[Vector]
         y: Broadcast[Vector]
         r: Reported[Vector]
         h: Reported[Vector]
 
-    def check(self, problem: Nested) -> None:
-        check_two_levels(self, problem, "TrackedSCGD")
-        super().check(problem)
-        if isinstance(self.step_size, float | int):
-            problem.regularizer.check_step(self.step_size * self.local_steps)
-
     def init_server(self, problem: Nested, x0: Vector) -> State:
         y = problem.zeros(1)
         return self.State(x=x0, y=y, r=y, h=x0.zeros())
-
-    def phases(self, problem: Nested) -> list[Phase]:
-        looks = {k: (f"level{k}",) if problem.samples_at(k - 1) else () for k in (1, 2)}
-        inner = lambda **what: Phase(
-            self.value, sends=("r",), server_step=self.inner_steps, streams=looks[1], fresh=True, **what
-        )
-        again = [inner(receives=(), repeat=self.inner_rounds - 1)] if self.inner_rounds > 1 else []
-        return [inner(receives=("x",)), *again, *self.outer_phases(looks)]
 
     def outer_phases(self, looks: dict[int, tuple[str, ...]]) -> list[Phase]:
         given = {"sends": ("h",), "receives": ("y",), "server_step": self.outer_steps}
         return [Phase(self.product, streams=(*looks[1], *looks[2]), fresh=True, **given)]
 
-    def value(self, oracle: NestedOracle, start: State, state: State) -> State:
-        return state._replace(r=oracle.value(1, state.x))
-
-    def inner_steps(self, problem: Nested, start: State, merged: State, cohort: Cohort) -> State:
-        weight = where(cohort.clock.round == 0, 1.0, 1 - (1 - self.value_momentum) ** self.local_steps)
-        return merged._replace(y=start.y + weight * (merged.r - start.y))
-
-    def product(self, oracle: NestedOracle, start: Any, state: Any) -> Any:  # of this State or of a variant's
+    def product(self, oracle: NestedOracle, start: State, state: State) -> State:
         return state._replace(h=oracle.pull(1, state.x, oracle.pull(2, state.y)))
 
-    def outer_steps(self, problem: Nested, start: State, merged: State, cohort: Cohort) -> State:
-        step = self.local_steps * self.step_size
-        return merged._replace(x=problem.prox(start.x - step * merged.h, step))
 
-    def solution(self, problem: Nested, state: State) -> Vector:
-        return state.x
-
-
-class LevelwiseFedNest(CompositionalFedNest):
+class LevelwiseFedNest(TwoLevelFedNest):
     r"""CompositionalFedNest with the product of the means: one more exchange, and the right direction.
 
     $$ p = \sum_i p_i \nabla f_i(y; \zeta), \qquad h = \sum_i p_i \, \nabla r_i(x; \xi')^\top p $$
@@ -126,6 +141,8 @@ class LevelwiseFedNest(CompositionalFedNest):
 
     Reference: tarzanagh2022, whose bilevel rule is applied to a composition.
     """
+
+    variant_of = CompositionalFedNest
 
     class State(NamedTuple):
         x: Broadcast[Vector]

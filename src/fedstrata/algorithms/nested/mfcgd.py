@@ -1,16 +1,83 @@
 """MFCGD: recursive estimates of a client's own two levels; and the same with corrected client drift."""
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from fedstrata.algorithms.nested.base import NestedMethod, check_two_levels, first_sample
-from fedstrata.core.algorithm import Cohort
+from fedstrata.core.algorithm import Cohort, StateWithX
 from fedstrata.core.hyperparameters import real, whole
 from fedstrata.core.placement import Averaged, Broadcast, Local, Reported
 from fedstrata.core.vector import Vector, where
 from fedstrata.problems.nested import Jacobian, Nested, NestedOracle
 
+S = TypeVar("S", bound=StateWithX)
 
-class MFCGD(NestedMethod):
+
+class Estimates(NamedTuple):
+    """What a client tracks.
+
+    Args:
+        h: ≈ g_i(x).
+        u: ≈ ∇g_i(x).
+        v: ≈ ∇f_i(h).
+    """
+
+    h: Vector
+    u: Jacobian
+    v: Vector
+
+
+class RecursiveMethod(NestedMethod):
+    """What MFCGD and its variants share: a client's recursive estimates; the last step of a round is the server's."""
+
+    step_size: float = real(above=0)
+    local_steps: int = whole(1, at_least=1)
+    value_momentum: float = real(0.1, above=0, at_most=1)
+    jacobian_momentum: float | None = real(None, above=0, at_most=1)
+    gradient_momentum: float | None = real(None, above=0, at_most=1)
+    jacobian_radius: float | None = real(None, above=0)
+    gradient_radius: float | None = real(None, above=0)
+    init_batch_size: int | None = whole(None, at_least=1)
+
+    solves = "client"
+    stores_jacobians = True
+
+    def check(self, problem: Nested) -> None:
+        check_two_levels(self, problem, "ComFedL")
+        super().check(problem)
+
+    def start_values(self, problem: Nested, x0: Vector) -> dict[str, Any]:
+        """The start of the fields that all of them have."""
+        h = problem.zeros(1)
+        return {"x": x0, "w": x0.zeros(), "old": x0, "h": h, "u": problem.zero_jacobian(1), "v": h}
+
+    def init_client(self, oracle: NestedOracle, view: S) -> S:
+        sample = first_sample(oracle, self.init_batch_size)
+        h, u = sample.value(1, view.x), sample.jacobian(1, view.x)
+        v = sample.pull(2, h)
+        return view._replace(h=h, u=u, v=v, w=u.pull(v))
+
+    def track(self, oracle: NestedOracle, x: Vector, old: Vector, last: Estimates) -> Estimates:
+        """Lines 17 to 19: h, u and v at x, from the last ones, which were made at `old`."""
+        alpha = self.value_momentum
+        beta = alpha if self.jacobian_momentum is None else self.jacobian_momentum
+        varrho = alpha if self.gradient_momentum is None else self.gradient_momentum
+        h = (1 - alpha) * (last.h - oracle.value(1, old)) + oracle.value(1, x)
+        u = oracle.jacobian(1, x) + (1 - beta) * (last.u - oracle.jacobian(1, old))
+        v = oracle.pull(2, h) + (1 - varrho) * (last.v - oracle.pull(2, last.h))
+        u = u if self.jacobian_radius is None else u.clip_to_ball(self.jacobian_radius)
+        v = v if self.gradient_radius is None else v.clip_to_ball(self.gradient_radius)
+        return where(oracle.clock.step == 0, last, Estimates(h, u, v))  # at t = 1 `init_client` has done it
+
+    def move(self, oracle: NestedOracle, x: Vector, direction: Vector) -> Vector:
+        """x after a local step; unchanged in the last of a round, where the server takes the step."""
+        moved = oracle.prox(x - self.step_size * direction, self.step_size)
+        return where(oracle.clock.local_step == self.local_steps - 1, x, moved)
+
+    def solution(self, problem: Nested, state: StateWithX) -> Vector:
+        return state.x
+
+
+class MFCGD(RecursiveMethod):
     r"""Momentum-based compositional gradient descent: each client tracks its own level and Jacobian, for K = 2.
 
     With $g_i$ the first and $f_i$ the second level of client i,
@@ -52,18 +119,6 @@ class MFCGD(NestedMethod):
     Reference: huang2022, Algorithm 1 with A = I.
     """
 
-    step_size: float = real(above=0)
-    local_steps: int = whole(1, at_least=1)
-    value_momentum: float = real(0.1, above=0, at_most=1)
-    jacobian_momentum: float | None = real(None, above=0, at_most=1)
-    gradient_momentum: float | None = real(None, above=0, at_most=1)
-    jacobian_radius: float | None = real(None, above=0)
-    gradient_radius: float | None = real(None, above=0)
-    init_batch_size: int | None = whole(None, at_least=1)
-
-    solves = "client"
-    stores_jacobians = True
-
     class State(NamedTuple):
         x: Averaged[Vector]
         w: Reported[Vector]
@@ -72,59 +127,19 @@ class MFCGD(NestedMethod):
         u: Local[Jacobian]
         v: Local[Vector]
 
-    def check(self, problem: Nested) -> None:
-        check_two_levels(self, problem, "ComFedL")
-        super().check(problem)
-
     def init_server(self, problem: Nested, x0: Vector) -> State:
         return self.State(**self.start_values(problem, x0))
 
-    def start_values(self, problem: Nested, x0: Vector) -> dict[str, Any]:
-        h = problem.zeros(1)
-        return {"x": x0, "w": x0.zeros(), "old": x0, "h": h, "u": problem.zero_jacobian(1), "v": h}
-
-    def init_client(self, oracle: NestedOracle, view: State) -> State:
-        sample = first_sample(oracle, self.init_batch_size)
-        h, u = sample.value(1, view.x), sample.jacobian(1, view.x)
-        v = sample.pull(2, h)
-        return view._replace(h=h, u=u, v=v, w=u.pull(v))
-
     def local_step(self, oracle: NestedOracle, start: State, state: State) -> State:
-        state = where(oracle.clock.step == 0, state, self.track(oracle, state))  # at t = 1 `init_client` has done it
-        w = state.u.pull(state.v)
-        x = oracle.prox(state.x - self.step_size * self.direction(start, w), self.step_size)
-        last = oracle.clock.local_step == self.local_steps - 1  # then the server takes the step
-        return state._replace(x=where(last, state.x, x), old=state.x, **self.message(start, w))
+        h, u, v = self.track(oracle, state.x, state.old, Estimates(state.h, state.u, state.v))
+        w = u.pull(v)
+        return state._replace(x=self.move(oracle, state.x, w), w=w, old=state.x, h=h, u=u, v=v)
 
-    def track(self, oracle: NestedOracle, state: State) -> State:
-        """Lines 17 to 19: h, u and v at x."""
-        alpha, old, x = self.value_momentum, state.old, state.x
-        beta = alpha if self.jacobian_momentum is None else self.jacobian_momentum
-        varrho = alpha if self.gradient_momentum is None else self.gradient_momentum
-        h = (1 - alpha) * (state.h - oracle.value(1, old)) + oracle.value(1, x)
-        u = oracle.jacobian(1, x) + (1 - beta) * (state.u - oracle.jacobian(1, old))
-        v = oracle.pull(2, h) + (1 - varrho) * (state.v - oracle.pull(2, state.h))
-        u = u if self.jacobian_radius is None else u.clip_to_ball(self.jacobian_radius)
-        v = v if self.gradient_radius is None else v.clip_to_ball(self.gradient_radius)
-        return state._replace(h=h, u=u, v=v)
-
-    # Variants have another State, hence `Any` in the next three methods.
-    def direction(self, start: Any, w: Vector) -> Vector:
-        """The direction of a client whose estimate is w."""
-        return w
-
-    def message(self, start: Any, w: Vector) -> dict[str, Vector]:
-        """The fields that report the estimate w."""
-        return {"w": w}
-
-    def server_step(self, problem: Nested, start: Any, merged: Any, cohort: Cohort) -> Any:
+    def server_step(self, problem: Nested, start: State, merged: State, cohort: Cohort) -> State:
         return merged._replace(x=problem.prox(merged.x - self.step_size * merged.w, self.step_size))
 
-    def solution(self, problem: Nested, state: State) -> Vector:
-        return state.x
 
-
-class TrackedMFCGD(MFCGD):
+class TrackedMFCGD(RecursiveMethod):
     r"""MFCGD with corrected local steps: exact with constant steps, however different the clients are.
 
     $$ x_i \gets x_i - \gamma\eta \, (w_i + c_i), \qquad c_i = \bar w - w_i \text{ at the last averaging} $$
@@ -159,6 +174,8 @@ class TrackedMFCGD(MFCGD):
     Reference: huang2022, whose recursions it corrects; the method is this library's.
     """
 
+    variant_of = MFCGD
+
     class State(NamedTuple):
         x: Averaged[Vector]
         w: Reported[Vector]  # the change of w_i since the client last sent it
@@ -169,15 +186,16 @@ class TrackedMFCGD(MFCGD):
         u: Local[Jacobian]
         v: Local[Vector]
 
-    def start_values(self, problem: Nested, x0: Vector) -> dict[str, Any]:
-        return {**super().start_values(problem, x0), "mean": x0.zeros(), "w_i": x0.zeros()}
+    def init_server(self, problem: Nested, x0: Vector) -> State:
+        return self.State(**self.start_values(problem, x0), mean=x0.zeros(), w_i=x0.zeros())
 
-    def direction(self, start: State, w: Vector) -> Vector:
-        return super().direction(start, w + start.mean - start.w_i)
-
-    def message(self, start: State, w: Vector) -> dict[str, Vector]:
-        return {"w": w - start.w_i, "w_i": w}
+    def local_step(self, oracle: NestedOracle, start: State, state: State) -> State:
+        h, u, v = self.track(oracle, state.x, state.old, Estimates(state.h, state.u, state.v))
+        w = u.pull(v)
+        x = self.move(oracle, state.x, w + start.mean - start.w_i)
+        return state._replace(x=x, w=w - start.w_i, w_i=w, old=state.x, h=h, u=u, v=v)
 
     def server_step(self, problem: Nested, start: State, merged: State, cohort: Cohort) -> State:
-        moved = super().server_step(problem, start, merged._replace(w=start.mean + merged.w), cohort)
-        return moved._replace(mean=start.mean + cohort.share * merged.w)
+        w = start.mean + merged.w
+        x = problem.prox(merged.x - self.step_size * w, self.step_size)
+        return merged._replace(x=x, w=w, mean=start.mean + cohort.share * merged.w)

@@ -1,6 +1,6 @@
 """NLASG: running means of every level's value, corrected along its linearisation, and of the gradient."""
 
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, TypeVar
 
 from fedstrata.algorithms.nested.base import (
     NestedMethod,
@@ -12,14 +12,46 @@ from fedstrata.algorithms.nested.base import (
     zero_jacobians,
     zero_values,
 )
+from fedstrata.core.algorithm import StateWithX
 from fedstrata.core.hyperparameters import real, whole
 from fedstrata.core.levels import Levels
 from fedstrata.core.placement import Averaged, Local
 from fedstrata.core.vector import Vector
 from fedstrata.problems.nested import Nested, NestedOracle
 
+S = TypeVar("S", "NLASG.State", "NLASGAveraged.State")  # the state of either method
 
-class NLASG(NestedMethod):
+
+class LinearisedMethod(NestedMethod):
+    """What NLASG and NLASGAveraged share: everything but the placement of z."""
+
+    step_size: float = real(above=0)
+    momentum: float = real(above=0, at_most=1)
+    local_steps: int = whole(1, at_least=1)
+    init_batch_size: int | None = whole(None, at_least=1)
+
+    stores_jacobians: ClassVar[bool] = True
+
+    def init_client(self, oracle: NestedOracle, view: S) -> S:
+        return view._replace(h=first_values(first_sample(oracle, self.init_batch_size), view.x))
+
+    def local_step(self, oracle: NestedOracle, start: S, state: S) -> S:
+        tau = self.momentum
+        # Formed at the start of a step, so that J is the mean where it was averaged. J = 0 makes the first z zero.
+        z = (1 - tau) * state.z + tau * chained(state.J)
+        x = oracle.prox(state.x - self.step_size * z, self.step_size)
+        h_old, h = Levels(state.h, below=state.x), Levels(state.h, below=x)
+        J = Levels(jacobians(oracle, state.x, state.h))
+        for k in range(1, oracle.levels):
+            G = oracle.value(k, h_old[k - 1])
+            h[k] = (1 - tau) * h[k] + tau * G + J[k].push(h[k - 1] - h_old[k - 1])
+        return state._replace(x=x, h=tuple(h), J=tuple(J), z=z)
+
+    def solution(self, problem: Nested, state: StateWithX) -> Vector:
+        return state.x
+
+
+class NLASG(LinearisedMethod):
     r"""Nested linearised averaging stochastic gradient, with local steps.
 
     $$ x \gets x - \eta \, z, \qquad G_k = F_{i,k}(h_{k-1}^{old}; \xi_k), \quad J_k = J_{i,k}(h_{k-1}^{old}; \xi_k) $$
@@ -59,13 +91,6 @@ class NLASG(NestedMethod):
     Reference: balasubramanian2022, from memory; made federated as in Section 5.1 of gao2024.
     """
 
-    step_size: float = real(above=0)
-    momentum: float = real(above=0, at_most=1)
-    local_steps: int = whole(1, at_least=1)
-    init_batch_size: int | None = whole(None, at_least=1)
-
-    stores_jacobians: ClassVar[bool] = True
-
     class State(NamedTuple):
         x: Averaged[Vector]
         h: Averaged[Vectors]  # estimates of levels 1 … K−1
@@ -75,26 +100,8 @@ class NLASG(NestedMethod):
     def init_server(self, problem: Nested, x0: Vector) -> State:
         return self.State(x=x0, h=zero_values(problem), J=zero_jacobians(problem), z=x0.zeros())
 
-    def init_client(self, oracle: NestedOracle, view: State) -> State:
-        return view._replace(h=first_values(first_sample(oracle, self.init_batch_size), view.x))
 
-    def local_step(self, oracle: NestedOracle, start: State, state: State) -> State:
-        tau = self.momentum
-        # Formed at the start of a step, so that J is the mean where it was averaged. J = 0 makes the first z zero.
-        z = (1 - tau) * state.z + tau * chained(state.J)
-        x = oracle.prox(state.x - self.step_size * z, self.step_size)
-        h_old, h = Levels(state.h, below=state.x), Levels(state.h, below=x)
-        J = Levels(jacobians(oracle, state.x, state.h))
-        for k in range(1, oracle.levels):
-            G = oracle.value(k, h_old[k - 1])
-            h[k] = (1 - tau) * h[k] + tau * G + J[k].push(h[k - 1] - h_old[k - 1])
-        return state._replace(x=x, h=tuple(h), J=tuple(J), z=z)
-
-    def solution(self, problem: Nested, state: State) -> Vector:
-        return state.x
-
-
-class NLASGAveraged(NLASG):
+class NLASGAveraged(LinearisedMethod):
     r"""NLASG that averages the direction z as well.
 
     As `NLASG`, with, after p steps, also
@@ -122,8 +129,13 @@ class NLASGAveraged(NLASG):
     Reference: balasubramanian2022, from memory; made federated as in Section 5.1 of gao2024.
     """
 
+    variant_of = NLASG
+
     class State(NamedTuple):
         x: Averaged[Vector]
         h: Averaged[Vectors]
         J: Averaged[Vectors]
         z: Averaged[Vector]
+
+    def init_server(self, problem: Nested, x0: Vector) -> State:
+        return self.State(x=x0, h=zero_values(problem), J=zero_jacobians(problem), z=x0.zeros())

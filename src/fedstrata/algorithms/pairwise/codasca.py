@@ -1,6 +1,6 @@
 """CODA+ and CODASCA: AUC by the min-max form of the square loss; no scores leave a client."""
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from fedstrata.algorithms.pairwise.base import PairwiseMethod
 from fedstrata.core.algorithm import Cohort
@@ -11,8 +11,86 @@ from fedstrata.problems.pairwise.oracle import PairwiseOracle
 from fedstrata.problems.pairwise.pair_losses import Square
 from fedstrata.problems.pairwise.problem import Pairwise
 
+S = TypeVar("S", "CODAPlus.State", "CODASCA.State")  # the state of either method
 
-class CODAPlus(PairwiseMethod):
+
+class MinMaxMethod(PairwiseMethod):
+    """What CODA+ and CODASCA share: the min-max form, its stages and the server's step."""
+
+    step_size: float = real(above=0)
+    local_steps: int = whole(1, at_least=1)
+    server_step_size: float = real(1.0, above=0)
+    prox_weight: float | None = real(None, above=0)
+    stage_rounds: int | None = whole(None, at_least=1)
+    stage_decay: float = real(3.0, at_least=1)
+
+    def check(self, problem: Pairwise) -> None:
+        loss = problem.pair_loss
+        if not (isinstance(loss, Square) and loss.margin == 1 and problem.linear):
+            has = "an outer function" if isinstance(loss, Square) and loss.margin == 1 else f"pair_loss={loss!r}"
+            raise ValueError(
+                f"{type(self).__name__} solves the min-max form of the square loss with margin 1 and f(u) = u, and "
+                f"this problem has {has}: give it a separate problem, fs.Pairwise(score, fs.pair_losses.Square()), and "
+                "compare by metrics; or use FedX1 or FedX2, which take other losses"
+            )
+
+    def fields(self, problem: Pairwise, x0: Vector) -> dict[str, Any]:
+        """The start values of the fields that both methods have: a = b = α = 0.
+
+        Args:
+            problem: the problem.
+            x0: the start of x.
+        """
+        zero, none = problem.blank("first"), Vector(())
+        v = Vector((x0.tree, zero, zero))
+        near = self.prox_weight is not None
+        average = v.zeros() if near and self.stage_rounds is not None else none
+        return {"v": v, "alpha": Vector(zero), "ref": v if near else none, "average": average}
+
+    def stage_step(self, oracle: PairwiseOracle, v: Vector) -> Scalar:
+        """η of this stage.
+
+        Args:
+            oracle: of this step.
+            v: for the dtype.
+        """
+        if self.stage_rounds is None:
+            return self.step_size
+        stage = oracle.clock.round // self.stage_rounds
+        return self.step_size / self.stage_decay ** stage.astype(v.scalar_dtype)
+
+    def proximal(self, g: Vector, v: Vector, ref: Vector) -> Vector:
+        """g + (v − v_ref) / γ.
+
+        Args:
+            g: a direction of v.
+            v: (x, a, b).
+            ref: v_ref.
+        """
+        return g if self.prox_weight is None else g + (v - ref) / self.prox_weight
+
+    def averaged(self, start: S, merged: S, cohort: Cohort) -> S:
+        """The server's step in v and α, and at the end of a stage the new v_ref.
+
+        Args:
+            start: the state as the round began.
+            merged: the state with the means over the clients.
+            cohort: of this round, for its number.
+        """
+        v = start.v + self.server_step_size * (merged.v - start.v)
+        alpha = start.alpha + self.server_step_size * (merged.alpha - start.alpha)
+        merged = merged._replace(v=v, alpha=alpha)
+        if self.prox_weight is None or self.stage_rounds is None:
+            return merged
+        count = cohort.clock.round % self.stage_rounds + 1  # rounds of this stage so far, this one included
+        average = start.average + (v - start.average) / count.astype(v.scalar_dtype)
+        return merged._replace(average=average, ref=where(count == self.stage_rounds, average, start.ref))
+
+    def solution(self, problem: Pairwise, state: "CODAPlus.State | CODASCA.State") -> Vector:
+        return Vector(state.v.tree[0])
+
+
+class CODAPlus(MinMaxMethod):
     r"""CODA+: local descent in v = (x, a, b) and ascent in α on the min-max form of AUC, then averages.
 
     $$ F_i(v, \alpha) = p(1-p) \big( \omega_{1i} E_{S_1^i}[(h-a)^2 - 2(1+\alpha)h]
@@ -48,66 +126,14 @@ class CODAPlus(PairwiseMethod):
     Reference: yuan2021auc, Algorithm 1 (from memory), and the authors' public code for the stages.
     """
 
-    step_size: float = real(above=0)
-    local_steps: int = whole(1, at_least=1)
-    server_step_size: float = real(1.0, above=0)
-    prox_weight: float | None = real(None, above=0)
-    stage_rounds: int | None = whole(None, at_least=1)
-    stage_decay: float = real(3.0, at_least=1)
-
     class State(NamedTuple):
         v: Averaged[Vector]  # (x, a, b)
         alpha: Averaged[Vector]
         ref: Broadcast[Vector]  # v_ref; empty where there is no proximal term
         average: Server[Vector]  # of v over the stage so far; empty where there are no stages
 
-    def check(self, problem: Pairwise) -> None:
-        loss = problem.pair_loss
-        if not (isinstance(loss, Square) and loss.margin == 1 and problem.linear):
-            has = "an outer function" if isinstance(loss, Square) and loss.margin == 1 else f"pair_loss={loss!r}"
-            raise ValueError(
-                f"{type(self).__name__} solves the min-max form of the square loss with margin 1 and f(u) = u, and "
-                f"this problem has {has}: give it a separate problem, fs.Pairwise(score, fs.pair_losses.Square()), and "
-                "compare by metrics; or use FedX1 or FedX2, which take other losses"
-            )
-
-    def fields(self, problem: Pairwise, x0: Vector) -> dict[str, Any]:
-        """The start values: a = b = α = 0.
-
-        Args:
-            problem: the problem.
-            x0: the start of x.
-        """
-        zero, none = problem.blank("first"), Vector(())
-        v = Vector((x0.tree, zero, zero))
-        near = self.prox_weight is not None
-        average = v.zeros() if near and self.stage_rounds is not None else none
-        return {"v": v, "alpha": Vector(zero), "ref": v if near else none, "average": average}
-
     def init_server(self, problem: Pairwise, x0: Vector) -> State:
         return self.State(**self.fields(problem, x0))
-
-    def stage_step(self, oracle: PairwiseOracle, v: Vector) -> Scalar:
-        """η of this stage.
-
-        Args:
-            oracle: of this step.
-            v: for the dtype.
-        """
-        if self.stage_rounds is None:
-            return self.step_size
-        stage = oracle.clock.round // self.stage_rounds
-        return self.step_size / self.stage_decay ** stage.astype(v.scalar_dtype)
-
-    def proximal(self, g: Vector, v: Vector, ref: Vector) -> Vector:
-        """g + (v − v_ref) / γ.
-
-        Args:
-            g: a direction of v.
-            v: (x, a, b).
-            ref: v_ref.
-        """
-        return g if self.prox_weight is None else g + (v - ref) / self.prox_weight
 
     def local_step(self, oracle: PairwiseOracle, start: State, state: State) -> State:
         g, g_alpha = oracle.minmax_grads(state.v, state.alpha)
@@ -115,21 +141,11 @@ class CODAPlus(PairwiseMethod):
         v = state.v - step * self.proximal(g, state.v, state.ref)
         return state._replace(v=v, alpha=state.alpha + step * g_alpha)
 
-    def server_step(self, problem: Pairwise, start: Any, merged: Any, cohort: Cohort) -> Any:
-        v = start.v + self.server_step_size * (merged.v - start.v)
-        alpha = start.alpha + self.server_step_size * (merged.alpha - start.alpha)
-        merged = merged._replace(v=v, alpha=alpha)
-        if self.prox_weight is None or self.stage_rounds is None:
-            return merged
-        count = cohort.clock.round % self.stage_rounds + 1  # rounds of this stage so far, this one included
-        average = start.average + (v - start.average) / count.astype(v.scalar_dtype)
-        return merged._replace(average=average, ref=where(count == self.stage_rounds, average, start.ref))
-
-    def solution(self, problem: Pairwise, state: State) -> Vector:
-        return Vector(state.v.tree[0])
+    def server_step(self, problem: Pairwise, start: State, merged: State, cohort: Cohort) -> State:
+        return self.averaged(start, merged, cohort)
 
 
-class CODASCA(CODAPlus):
+class CODASCA(MinMaxMethod):
     r"""CODA+ with control variates on v and on α, which remove the drift of clients that differ.
 
     $$ v_i \gets v_i - \eta \big( \nabla_v F_i - c_i + c + (v_i - v_{ref}) / \gamma \big), \qquad
@@ -161,6 +177,8 @@ class CODASCA(CODAPlus):
 
     Reference: yuan2021auc, Algorithm 2 (from memory), and the authors' public code for c_i and the stages.
     """
+
+    variant_of = CODAPlus
 
     class State(NamedTuple):
         v: Averaged[Vector]
@@ -200,7 +218,7 @@ class CODASCA(CODAPlus):
         return state._replace(c_i=state.dc, c_i_alpha=state.dc_alpha, **changes)
 
     def server_step(self, problem: Pairwise, start: State, merged: State, cohort: Cohort) -> State:
-        merged = super().server_step(problem, start, merged, cohort)
+        merged = self.averaged(start, merged, cohort)
         return merged._replace(
             c=start.c + cohort.share * merged.dc, c_alpha=start.c_alpha + cohort.share * merged.dc_alpha
         )

@@ -1,8 +1,9 @@
 """FedX2: functions of mean pairwise losses across clients (partial AUC, average precision)."""
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 from fedstrata.algorithms.pairwise.base import PoolingMethod, UStart
+from fedstrata.core.algorithm import StateWithX
 from fedstrata.core.hyperparameters import choice, real
 from fedstrata.core.memory import PerExample, Pool
 from fedstrata.core.placement import Averaged, Local, Pooled
@@ -11,7 +12,91 @@ from fedstrata.problems.pairwise.oracle import PairwiseOracle
 from fedstrata.problems.pairwise.problem import Pairwise
 
 
-class FedX2(PoolingMethod):
+class PooledState(StateWithX, Protocol):
+    """What the states of FedX2 and of TrackedX have in common."""
+
+    @property
+    def first(self) -> Pool: ...
+
+    @property
+    def second(self) -> Pool: ...
+
+    @property
+    def u(self) -> PerExample: ...
+
+
+S = TypeVar("S", bound=PooledState)
+
+
+class RememberingMethod(PoolingMethod):
+    """What FedX2 and TrackedX share: u of every example, and the directions made of it and of the pools."""
+
+    memory_weight: float = real(0.2, above=0, at_most=1)
+    momentum: float = real(0.1, above=0, at_most=1)
+    u_start: UStart = choice("pool", 1, 0)
+    momentum_start: Literal["zero", "first"] = choice("zero", "first")
+
+    def fields(self, problem: Pairwise, x0: Vector) -> dict[str, Any]:
+        """The start of x, of the pools and of u.
+
+        Args:
+            problem: the problem.
+            x0: the start of x.
+        """
+        memory = self.memory(problem, self.u_start)
+        first = self.pool(problem, 0, {"score": problem.blank("first"), "u": memory.rows})
+        second = self.pool(problem, 1, {"score": problem.blank("second")})
+        return {"x": x0, "first": first, "second": second, "u": memory}
+
+    def init_client(self, oracle: PairwiseOracle, view: S) -> S:
+        scores = oracle.first_scores(view.x, self.local_steps)
+        first = {**view.first.rows, "score": scores[0][: view.first.capacity]}
+        second = {"score": scores[1][: view.second.capacity]}
+        return view._replace(first=view.first.write(0, first), second=view.second.write(0, second))
+
+    def client_start(self, oracle: PairwiseOracle, start: S, state: S) -> S:
+        if self.u_start != "pool" or oracle.problem.linear:
+            return state
+        others = oracle.pooled(start.second)
+        scores = state.first.rows["score"]
+        first = state.first.write(0, {"score": scores, "u": oracle.mean_losses(scores, others)})
+        return state._replace(first=first, u=oracle.remember(state.x, state.u, others))
+
+    def estimate(self, oracle: PairwiseOracle, start: S, state: S) -> tuple[Vector, S]:
+        """G_1 + G_2 at x, and the state with new u and pools.
+
+        Args:
+            oracle: of this step.
+            start: the state as the round began.
+            state: the state before this step.
+        """
+        x, h, at = state.x, oracle.scores(state.x), oracle.sample("first").position
+        partners = self.partners(oracle, start.first, start.second)
+        u = oracle.blend(state.u[at], oracle.inner(h.first, partners), self.memory_weight, partners)  # (8)
+        memory = state.u.set(at, u)
+        g_1 = oracle.first_gradient(h, partners, memory[at])  # (9)
+        g_2 = oracle.second_gradient(h, partners)  # (9); the partners bring u_ζ
+        sent = h
+        if self.extra_samples:
+            extra = oracle.fresh(0)
+            sent, u = extra.scores(x), memory[extra.sample("first").position]
+        first = oracle.send(state.first, 0, self.local_steps, {"score": sent.first, "u": u})
+        second = oracle.send(state.second, 1, self.local_steps, {"score": sent.second})
+        return oracle.pull(x, h, g_1, g_2), state._replace(first=first, second=second, u=memory)
+
+    def blended(self, oracle: PairwiseOracle, old: Vector, new: Vector) -> Vector:
+        """(1 − β) G + β (G_1 + G_2).
+
+        Args:
+            oracle: of this step.
+            old: G.
+            new: G_1 + G_2.
+        """
+        mixed = (1 - self.momentum) * old + self.momentum * new
+        return mixed if self.momentum_start == "zero" else where(oracle.clock.step == 0, new, mixed)
+
+
+class FedX2(RememberingMethod):
     r"""FedX1 for a nonlinear f: every example keeps an estimate u of its mean loss, and steps have momentum.
 
     $$ u(z) \gets (1-\gamma) \, u(z) + \gamma \, \omega_{2j} \, \ell(h(x_i; z), h_\xi) $$
@@ -48,11 +133,6 @@ class FedX2(PoolingMethod):
     Reference: guo2022, Algorithm 2 (Algorithm 3 under partial participation).
     """
 
-    memory_weight: float = real(0.2, above=0, at_most=1)
-    momentum: float = real(0.1, above=0, at_most=1)
-    u_start: UStart = choice("pool", 1, 0)
-    momentum_start: Literal["zero", "first"] = choice("zero", "first")
-
     class State(NamedTuple):
         x: Averaged[Vector]
         g: Averaged[Vector]  # the momentum G
@@ -60,67 +140,8 @@ class FedX2(PoolingMethod):
         second: Pooled[Pool]
         u: Local[PerExample]
 
-    def fields(self, problem: Pairwise, x0: Vector) -> dict[str, Any]:
-        """The start of x, of the pools and of u.
-
-        Args:
-            problem: the problem.
-            x0: the start of x.
-        """
-        memory = self.memory(problem, self.u_start)
-        first = self.pool(problem, 0, {"score": problem.blank("first"), "u": memory.rows})
-        second = self.pool(problem, 1, {"score": problem.blank("second")})
-        return {"x": x0, "first": first, "second": second, "u": memory}
-
     def init_server(self, problem: Pairwise, x0: Vector) -> State:
         return self.State(g=x0.zeros(), **self.fields(problem, x0))
-
-    def init_client(self, oracle: PairwiseOracle, view: State) -> State:
-        scores = oracle.first_scores(view.x, self.local_steps)
-        first = {**view.first.rows, "score": scores[0][: view.first.capacity]}
-        second = {"score": scores[1][: view.second.capacity]}
-        return view._replace(first=view.first.write(0, first), second=view.second.write(0, second))
-
-    def client_start(self, oracle: PairwiseOracle, start: State, state: State) -> State:
-        if self.u_start != "pool" or oracle.problem.linear:
-            return state
-        others = oracle.pooled(start.second)
-        scores = state.first.rows["score"]
-        first = state.first.write(0, {"score": scores, "u": oracle.mean_losses(scores, others)})
-        return state._replace(first=first, u=oracle.remember(state.x, state.u, others))
-
-    def estimate(self, oracle: PairwiseOracle, start: Any, state: Any) -> tuple[Vector, Any]:
-        """G_1 + G_2 at x, and the state with new u and pools.
-
-        Args:
-            oracle: of this step.
-            start: the state as the round began, of this class or of a subclass.
-            state: the state before this step.
-        """
-        x, h, at = state.x, oracle.scores(state.x), oracle.sample("first").position
-        partners = self.partners(oracle, start.first, start.second)
-        u = oracle.blend(state.u[at], oracle.inner(h.first, partners), self.memory_weight, partners)  # (8)
-        memory = state.u.set(at, u)
-        g_1 = oracle.first_gradient(h, partners, memory[at])  # (9)
-        g_2 = oracle.second_gradient(h, partners)  # (9); the partners bring u_ζ
-        sent = h
-        if self.extra_samples:
-            extra = oracle.fresh(0)
-            sent, u = extra.scores(x), memory[extra.sample("first").position]
-        first = oracle.send(state.first, 0, self.local_steps, {"score": sent.first, "u": u})
-        second = oracle.send(state.second, 1, self.local_steps, {"score": sent.second})
-        return oracle.pull(x, h, g_1, g_2), state._replace(first=first, second=second, u=memory)
-
-    def blended(self, oracle: PairwiseOracle, old: Vector, new: Vector) -> Vector:
-        """(1 − β) G + β (G_1 + G_2).
-
-        Args:
-            oracle: of this step.
-            old: G.
-            new: G_1 + G_2.
-        """
-        mixed = (1 - self.momentum) * old + self.momentum * new
-        return mixed if self.momentum_start == "zero" else where(oracle.clock.step == 0, new, mixed)
 
     def local_step(self, oracle: PairwiseOracle, start: State, state: State) -> State:
         new, state = self.estimate(oracle, start, state)

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from fedstrata.algorithms.pairwise.fedx2 import FedX2
+from fedstrata.algorithms.pairwise.fedx2 import FedX2, RememberingMethod
 from fedstrata.core.algorithm import Cohort
 from fedstrata.core.memory import PerExample, Pool
 from fedstrata.core.placement import Averaged, Broadcast, Local, Pooled, Reported
@@ -11,7 +11,7 @@ from fedstrata.problems.pairwise.oracle import PairwiseOracle
 from fedstrata.problems.pairwise.problem import Pairwise
 
 
-class TrackedX(FedX2):
+class TrackedX(RememberingMethod):
     r"""The directions of FedX2 (with f(u) = u and β = 1 those of FedX1), corrected by their mean over clients.
 
     $$ G_i \gets (1-\beta) \, G_i + \beta (G_1 + G_2), \qquad x_i \gets x_i - \eta (G_i + c_i) \quad (K \text{ times}),
@@ -44,6 +44,8 @@ class TrackedX(FedX2):
 
     Reference: guo2022, whose directions it corrects; the method is this library's.
     """
+
+    variant_of = FedX2
 
     class State(NamedTuple):
         x: Averaged[Vector]

@@ -10,7 +10,7 @@ from jaxtyping import Array
 from fedstrata.base.directions import Direction
 from fedstrata.core.vector import Vector
 from fedstrata.problems.average import Average
-from fedstrata.problems.base import Full, Rows
+from fedstrata.problems.base import Full, Rows, model_of
 from fedstrata.problems.pairwise.problem import Pairwise
 
 RATE = 0.3  # partial AUC: false positive rates up to this
@@ -70,7 +70,7 @@ class Scored(Average):
     def evaluate_split(self, x: Vector, full: Full, split: str) -> dict[str, Array]:
         if split in NOT_HELD_OUT:
             return {}
-        model = self.loss.model  # pyright: ignore[reportFunctionMemberAccess]
+        model = model_of(self)
         scores = full[split].map(lambda example: model(x.tree, example["x"]).reshape(()))
         return measured(scores, full[split], self.sites)
 

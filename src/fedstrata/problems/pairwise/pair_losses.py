@@ -7,7 +7,7 @@ nothing overflows. All losses and their gradients are finite for scores up to ±
 
 import abc
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import equinox as eqx
 import jax
@@ -17,12 +17,23 @@ from jaxtyping import Array
 STEEP = 30.0  # exponentials are continued by their tangent beyond e^30, and weights cut there
 
 
-class PairLoss(eqx.Module):
-    """A loss of two scores; `outer` is the f around its mean, None for the identity."""
+Outer = Callable[[Array], Array]
 
-    in_logs: ClassVar[bool] = False  # the loss returns log ℓ, and outer takes log u
+
+class PairLoss(eqx.Module):
+    """A loss of two scores."""
+
     labelled: ClassVar[bool] = False  # the second score comes with its label: b = (score, label)
-    outer: ClassVar[Callable[[Any, Array], Array] | None] = None
+
+    @property
+    def in_logs(self) -> bool:
+        """Whether the loss returns log ℓ, and `outer` takes log u."""
+        return False
+
+    @property
+    def outer(self) -> Outer | None:
+        """The f around the mean of ℓ; None for the identity."""
+        return None
 
     @abc.abstractmethod
     def __call__(self, a: Array, b: Array) -> Array:
@@ -109,16 +120,20 @@ class KLOPAUC(PairLoss):
 
     lam: float = 1.0
     margin: float = 1.0
-    in_logs: ClassVar[bool] = True
 
     def __check_init__(self) -> None:
         _positive("KLOPAUC", lam=self.lam)
 
+    @property
+    def in_logs(self) -> bool:
+        return True
+
+    @property
+    def outer(self) -> Outer:
+        return lambda log_u: self.lam * log_u
+
     def __call__(self, a: Array, b: Array) -> Array:
         return _hinge_square(self.margin, a, b) / self.lam
-
-    def outer(self, log_u: Array) -> Array:
-        return self.lam * log_u
 
 
 class TwoWay(PairLoss):
@@ -141,17 +156,24 @@ class TwoWay(PairLoss):
     lam: float = 1.0
     lam_first: float = 1.0
     margin: float = 1.0
-    in_logs: ClassVar[bool] = True
 
     def __check_init__(self) -> None:
         _positive("TwoWay", lam=self.lam, lam_first=self.lam_first)
 
-    def __call__(self, a: Array, b: Array) -> Array:
-        return _hinge_square(self.margin, a, b) / self.lam
+    @property
+    def in_logs(self) -> bool:
+        return True
 
-    def outer(self, log_u: Array) -> Array:
+    @property
+    def outer(self) -> Outer:
+        return self._power
+
+    def _power(self, log_u: Array) -> Array:
         power = log_u * (self.lam / self.lam_first)
         return self.lam_first * jnp.exp(jnp.minimum(power, STEEP)) * (1 + jnp.maximum(power - STEEP, 0))
+
+    def __call__(self, a: Array, b: Array) -> Array:
+        return _hinge_square(self.margin, a, b) / self.lam
 
 
 class AveragePrecision(PairLoss):
@@ -179,12 +201,13 @@ class AveragePrecision(PairLoss):
     def __check_init__(self) -> None:
         _positive("AveragePrecision", margin=self.margin, floor=self.floor)
 
+    @property
+    def outer(self) -> Outer:
+        return lambda u: -u[0] / jnp.maximum(u[1], self.floor)
+
     def __call__(self, a: Array, b: Array) -> Array:
         s = _hinge_square(self.margin, a, b[0])
         return jnp.stack([b[1] * s, s])
-
-    def outer(self, u: Array) -> Array:
-        return -u[0] / jnp.maximum(u[1], self.floor)
 
 
 class Mirrored(PairLoss):
@@ -200,7 +223,7 @@ class Mirrored(PairLoss):
     loss: PairLoss
 
     def __check_init__(self) -> None:
-        if getattr(self.loss, "labelled", False):
+        if getattr(self.loss, "labelled", False):  # a plain function will do for a loss, and has no such attribute
             raise ValueError(
                 f"Mirrored: {self.loss!r} needs the labels of its second set, so its scores cannot change places"
             )
@@ -210,7 +233,7 @@ class Mirrored(PairLoss):
         return getattr(self.loss, "in_logs", False)
 
     @property
-    def outer(self) -> Any:
+    def outer(self) -> Outer | None:
         return getattr(self.loss, "outer", None)
 
     def __call__(self, a: Array, b: Array) -> Array:
