@@ -93,7 +93,7 @@ def _local(options: argparse.Namespace) -> int:
     count = options.sites or len(found)
     if not 1 <= count <= len(found):
         raise Mistake(f"--sites is {count}, but {app / 'sites'} has files for {len(found)} sites; add more there")
-    home = app / "out" / "rehearsal"
+    home = app / "out" / "local"
     shutil.rmtree(home, ignore_errors=True)
     given = {site.site: dict(site.settings) for site in found[:count]}
     config: dict[str, Any] = {"run": "first", "folder": str(home), "sites": count}

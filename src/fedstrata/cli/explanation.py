@@ -179,14 +179,7 @@ def _counted(algorithm: Algorithm, problem: Any, x: Vector, cohort: int) -> Ledg
         exchanges=exchanges(algorithm, problem),
         clients=cohort,
     )
-    found: list[Ledger] = []
-
-    def count(x: Vector) -> Vector:
-        found.append(ledger(context.at_start(algorithm, x)))
-        return x
-
-    jax.eval_shape(count, x)
-    return found[0]
+    return ledger(context, jax.eval_shape(lambda x: context.at_start(algorithm, x).template, x))
 
 
 def two_levels(x: Vector) -> Nested:

@@ -76,11 +76,10 @@ def _check_parts(algorithm: Algorithm, paths: Sequence[str], template: PlacedSta
             raise ValueError(f"{type(algorithm).__name__}: the field {field!r} {what}")
 
 
-def ledger(context: "RoundContext") -> Ledger:
-    """Bytes that one client sends and receives in a round; none for a centralised method."""
+def ledger(context: "RoundContext", template: PlacedState) -> Ledger:
+    """Bytes that one client sends and receives in a round; none for a centralised method. `template`: its shapes."""
     if context.algorithm.centralised:
         return Ledger(())
-    template = jax.eval_shape(lambda: context.template)
     return ledger_of(context.algorithm, context.exchanges, template, context.cohort_size, context.clients)
 
 

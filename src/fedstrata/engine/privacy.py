@@ -145,12 +145,12 @@ def clipped(sent: Mapping[str, Any], reference: Mapping[str, Any], clip: float) 
     factor = clip / jnp.where(inside, clip, norm)
     tiny = factor < smallest  # flushed to zero: then the change is scaled first
 
-    def settle(a: Array, b: Array, change: Array) -> Array:
+    def one_leaf(a: Array, b: Array, change: Array) -> Array:
         short = jnp.where(tiny, change / unit * (clip / jnp.where(tiny, scaled, 1)), factor * change)
         short = (b.astype(wide) + short).astype(a.dtype)
         return jnp.where(inside & finite, a, jnp.where(finite, short, b))
 
-    return jax.tree.unflatten(structure, [settle(*leaf) for leaf in zip(new, old, changes, strict=True)])
+    return jax.tree.unflatten(structure, [one_leaf(*leaf) for leaf in zip(new, old, changes, strict=True)])
 
 
 def noised(merged: Mapping[str, Any], key: PRNGKeyArray, std: Array | float) -> dict[str, Any]:

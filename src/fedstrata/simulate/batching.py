@@ -38,6 +38,10 @@ class Runs(eqx.Module):
         """The context of the first run."""
         return self.context(*jax.tree.map(lambda a: a[0], (self.values, self.x0)))
 
+    def template(self) -> Any:
+        """The shapes of the first run's start values, without computing any."""
+        return jax.eval_shape(lambda: self.first_context().template)
+
     def each(self, function: Callable[..., Any], by_seed: tuple = (), by_run: tuple = ()) -> Any:
         """function(context, key, *by_seed, *by_run) of every run, stacked."""
         one = lambda values, x0, key, *given: function(self.context(values, x0), key, *given)

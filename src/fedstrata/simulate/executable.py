@@ -187,7 +187,7 @@ class Executable(NamedTuple):
             return self.begin()[2]
         if not self.context.algorithm.merge_at_init or isinstance(self.context.participation, Everyone):
             return None
-        template = jax.eval_shape(lambda: self.runs.first_context().template)
+        template = self.runs.template()
         beside = {field: value for field, value in template._asdict().items() if isinstance(value, Pool)}
         return self.begin()[2] if round < first_rounds(beside) else None
 

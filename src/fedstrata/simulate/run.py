@@ -229,7 +229,7 @@ def prepare(problem: Problem, algorithm: Algorithm, federation: Federation, opti
     )
     all_x0, keys = repeat_runs(points, seeds, int(np.prod([len(v) for v in axes.values()])))
     runs = Runs(inputs.with_algorithm(static), fixed, values, all_x0, keys, len(seeds))
-    sent = ledger(runs.first_context())
+    sent = ledger(runs.inputs.context, runs.template())
     kind = OutOfCoreExecutable if host else Executable
     executable = kind(runs, axes, sent, int(options.rounds), int(every), minimised=minimised)
     if mesh is not None:
