@@ -12,15 +12,12 @@ from importlib.metadata import version
 # does not know, so the last three are for versions that have them. The third compiles a program in one thread: the
 # workers already use all cores.
 os.environ["XLA_FLAGS"] = (
-    "--xla_force_host_platform_device_count=4"  # for meshes; whatever asks for none runs on the first
+    "--xla_force_host_platform_device_count=4"  # for meshes; everything else runs on the first
     " --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
     + (" --xla_cpu_use_fusion_emitters=false" if version("jaxlib").startswith("0.10.") else "")
     + (" --xla_cpu_opt_preset=FAST_COMPILE" if version("jaxlib") == "0.10.2" else "")
     + (" --xla_cpu_parallel_codegen_split_count=1" if version("jaxlib").startswith("0.10.") else "")
 )
-# Traced programs are many small objects that live long. With its default threshold the garbage collector walks through
-# all of them again and again, which takes 5 to 10 % of the suite's time.
-gc.set_threshold(100_000, 20, 50)
 
 import jax
 import pytest
@@ -37,6 +34,10 @@ jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+# Traced programs are many small objects that live long. With its default threshold the garbage collector walks through
+# all of them again and again, which takes 5 to 10 % of the suite's time.
+gc.set_threshold(100_000, 20, 50)
 
 
 _MEMORY = 1.5e9  # bytes of a worker above which it forgets its programs between two files
