@@ -22,15 +22,14 @@ NAMES = [str(path.relative_to(SOURCE)) for path in FILES]
 
 
 def imported(path: Path) -> Iterator[tuple[int, str]]:
-    """Line and full name of everything that a file imports at run time."""
+    """Line and full name of everything that a file imports at run time, by a statement or by `import_module("…")`."""
     tree = ast.parse(path.read_text())
     unseen = {
         id(inner)
         for node in ast.walk(tree)
-        if isinstance(node, ast.If)
-        and "TYPE_CHECKING" in ast.unparse(node.test)
-        and "not" not in ast.unparse(node.test)
-        for inner in ast.walk(node)
+        if isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
+        for branch in node.body  # not of `else`, which runs
+        for inner in ast.walk(branch)
     }
     for node in ast.walk(tree):
         if id(node) in unseen:
@@ -40,6 +39,17 @@ def imported(path: Path) -> Iterator[tuple[int, str]]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path.name}:{node.lineno}: imports are absolute"
             yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
+        elif name := named(node):
+            yield node.lineno, name
+
+
+def named(node: ast.AST) -> str:
+    """The module that a call imports by a constant name; empty for everything else."""
+    if not isinstance(node, ast.Call) or not node.args:
+        return ""
+    function, first = ast.unparse(node.func), node.args[0]
+    by_name = function.split(".")[-1] in ("import_module", "__import__")
+    return first.value if by_name and isinstance(first, ast.Constant) and isinstance(first.value, str) else ""
 
 
 def layer(path: Path) -> str | None:
@@ -49,8 +59,12 @@ def layer(path: Path) -> str | None:
 
 
 def test_every_folder_is_a_layer():
-    folders = {path.name for path in SOURCE.iterdir() if path.is_dir() and any(path.glob("*.py"))}
+    folders = {path.name for path in SOURCE.iterdir() if path.is_dir() and any(path.rglob("*.py"))}
     assert folders == set(LAYERS)
+
+
+def test_no_other_file_stands_above_the_layers():
+    assert {path.name for path in SOURCE.glob("*.py")} == {"__init__.py", "moved.py", "public.py"}
 
 
 @pytest.mark.parametrize("path", FILES, ids=NAMES)
@@ -61,9 +75,11 @@ def test_imports_point_to_earlier_layers(path):
     wrong = []
     for line, name in imported(path):
         parts = name.split(".")
-        if parts[0] != "fedstrata" or len(parts) < 2 or parts[1] in ("__version__", "public"):
+        if parts[0] != "fedstrata" or name == "fedstrata.__version__":
             continue
-        there = parts[1]
+        there = parts[1] if len(parts) > 1 else ""  # `import fedstrata` gives access to every layer
+        if here == "cli" and there in ("", "public"):  # the last layer lists all public names
+            continue
         late = there not in LAYERS or LAYERS.index(there) > LAYERS.index(here)
         if late or frozenset((here, there)) in APART:
             wrong.append(f"line {line}: {name}")
@@ -75,7 +91,8 @@ ARRAYS = ("jax", "numpy", "scipy", "torch", "jaxtyping")
 
 @pytest.mark.parametrize("path", sorted((SOURCE / "algorithms").rglob("*.py")), ids=lambda p: p.name)
 def test_algorithms_import_no_array_library(path):
-    assert [name for _, name in imported(path) if name.split(".")[0] in ARRAYS] == []
+    names = [name.split(".") for _, name in imported(path)]
+    assert [parts for parts in names if parts[0] in ARRAYS or parts[-1] in ("jnp", "np", *ARRAYS)] == []
 
 
 def test_flower_stays_in_its_room():
@@ -83,10 +100,23 @@ def test_flower_stays_in_its_room():
     assert users == {SOURCE / "deploy" / "flower"}
 
 
+def bindings(tree: ast.AST) -> Iterator[tuple[ast.expr, ast.expr | None]]:
+    """Target and value of every assignment; `setattr(a, "b", c)` counts as one to an attribute of a."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign):
+            for target in node.targets:
+                several = target.elts if isinstance(target, ast.Tuple | ast.List) else [target]
+                yield from ((each, node.value) for each in several)
+        elif isinstance(node, ast.AnnAssign | ast.AugAssign):
+            yield node.target, node.value
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "setattr":
+            yield ast.Attribute(node.args[0], "", ast.Store()), None
+
+
 def test_flower_is_patched_in_one_file():
-    """Assignments to attributes of flwr's modules, or `setattr` on them, are in patches.py alone."""
+    """Assignments to attributes of flwr's modules and classes are in patches.py alone, however the module was found."""
     patched = set()
-    for path in (SOURCE / "deploy" / "flower").glob("*.py"):
+    for path in FILES:
         tree = ast.parse(path.read_text())
         theirs = {
             alias.asname or alias.name.split(".")[0 if isinstance(node, ast.Import) else -1]
@@ -95,17 +125,18 @@ def test_flower_is_patched_in_one_file():
             for alias in node.names
             if (alias.name if isinstance(node, ast.Import) else str(node.module)).split(".")[0] == "flwr"
         }
-        for node in ast.walk(tree):
-            targets = node.targets if isinstance(node, ast.Assign) else []
-            if isinstance(node, ast.Call) and ast.unparse(node.func) == "setattr":
-                targets = [ast.Attribute(node.args[0], "")]
-            for target in targets:
-                root = target
-                while isinstance(root, ast.Attribute):
-                    root = root.value
-                if isinstance(target, ast.Attribute) and isinstance(root, ast.Name) and root.id in theirs:
-                    patched.add(path.name)
-    assert patched <= {"patches.py"}
+        for target, value in bindings(tree):
+            found = [named(inner) for inner in ast.walk(value)] if value else []
+            if isinstance(target, ast.Name) and any(name.split(".")[0] == "flwr" for name in found):
+                theirs.add(target.id)
+        for target, _ in bindings(tree):
+            root = target
+            while isinstance(root, ast.Attribute | ast.Subscript):
+                root = root.value
+            reached = root.id in theirs if isinstance(root, ast.Name) else False
+            if isinstance(target, ast.Attribute | ast.Subscript) and (reached or "'flwr" in ast.unparse(target)):
+                patched.add(path.name)
+    assert patched == {"patches.py"}
 
 
 def test_public_classes_have_unique_names():
