@@ -25,7 +25,10 @@ SHOWN = {
     "fedstrata.algorithm": ["Algorithm", "Cohort"],
     "fedstrata.placement": ["placements", "Broadcast", "Reported", "Server"],
     "fedstrata.runtime.run": ["run"],
+    "fedstrata.runtime.flower": ["Deployment"],
+    "fedstrata.runtime.processes": ["join"],
     "fedstrata.transport.cohort": ["Given"],
+    "fedstrata.transport.secure_sum": ["MaskedSum"],
     "fedstrata.fairness": ["equal_opportunity"],
     "fedstrata.problems.pair_losses": ["SquaredHinge"],
 }
@@ -38,6 +41,22 @@ def test_old_places_warn_and_work(module):
         with pytest.warns(DeprecationWarning, match=rf"{module}\.{name} is now {new}\.{name}"):
             old = getattr(importlib.import_module(module), name)
         assert old is getattr(importlib.import_module(new), name)
+
+
+@pytest.mark.parametrize("name", ["fairness", "hypergradients"])
+def test_importing_an_old_module_does_not_replace_a_public_name(name, monkeypatch):
+    monkeypatch.delitem(sys.modules, f"fedstrata.{name}", raising=False)
+    before = getattr(fs, name)
+    old = importlib.import_module(f"fedstrata.{name}")
+    assert old is not before
+    assert getattr(fs, name) is before is importlib.import_module(moved.MODULES[f"fedstrata.{name}"])
+
+
+def test_an_old_module_is_an_attribute_of_the_package():
+    import fedstrata.vector  # pyright: ignore[reportMissingImports]
+
+    with pytest.warns(DeprecationWarning, match=r"is now fedstrata\.core\.vector\.Vector"):
+        assert fedstrata.vector.Vector is fs.Vector
 
 
 def test_hyperparameters_moved_out_of_the_interface():
@@ -59,7 +78,7 @@ def test_importing_the_library_gives_no_warning():
 
 
 def test_a_name_that_never_was_is_an_attribute_error():
-    with pytest.raises(AttributeError, match="no attribute 'FedAvgg'"):
+    with pytest.raises(AttributeError, match="no attribute 'FedAvgg'; did you mean FedAvg"):
         fs.FedAvgg  # noqa: B018
     with pytest.raises(ImportError):
         importlib.import_module("fedstrata.runtime.nothing")

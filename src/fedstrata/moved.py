@@ -35,6 +35,7 @@ MODULES = {
     "fedstrata.runtime.flower": "fedstrata.deploy.flower",
     "fedstrata.runtime.flower.client": "fedstrata.deploy.flower.client_app",
     "fedstrata.runtime.flower.server": "fedstrata.deploy.flower.server_app",
+    "fedstrata.runtime.processes": "fedstrata.simulate.multiprocess",
     "fedstrata.runtime.profile": "fedstrata.simulate.profile",
     "fedstrata.runtime.result": "fedstrata.simulate.result",
     "fedstrata.runtime.run": "fedstrata.simulate.run",
@@ -43,6 +44,7 @@ MODULES = {
     "fedstrata.transport.cohort": "fedstrata.engine.participation",
     "fedstrata.transport.ledger": "fedstrata.engine.ledger",
     "fedstrata.transport.privacy": "fedstrata.engine.privacy",
+    "fedstrata.transport.secure_sum": "fedstrata.deploy.secure_sum",
     "fedstrata.vector": "fedstrata.core.vector",
 }
 
@@ -82,6 +84,14 @@ class _Alias(ModuleType):
         return found
 
 
+class _Package(ModuleType):
+    """The package `fedstrata`. An import of an old module does not replace a public name, such as `fs.fairness`."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (isinstance(value, _Alias) and name in dir(self)):
+            super().__setattr__(name, value)
+
+
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> Any:
         if name not in MODULES:
@@ -100,3 +110,4 @@ def install() -> None:
     """Let old modules be imported. Real modules take precedence: this finder is the last."""
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.append(_Finder())
+    sys.modules["fedstrata"].__class__ = _Package
