@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedstrata import moved
+from fedstrata.base.errors import did_you_mean
 
 __version__ = "0.1.0"
 
@@ -27,7 +28,8 @@ def __getattr__(name: str) -> Any:
     if name in moved.NAMES:
         return moved.by_old_name(name)
     if name not in _names():
-        raise AttributeError(f"module 'fedstrata' has no attribute {name!r}")
+        hint = did_you_mean(name, _names())
+        raise AttributeError(f"module 'fedstrata' has no attribute {name!r}{f'; {hint}' if hint else ''}")
     home, inside = _names()[name]
     found = None if home == __name__ else getattr(importlib.import_module(home), inside, None)
     value = importlib.import_module(f"{home}.{inside}") if found is None else found

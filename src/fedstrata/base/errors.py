@@ -20,7 +20,20 @@ def unknown(kind: str, name: object, known: Iterable[object]) -> ValueError:
     ValueError("unknown algorithm 'FedAvgg'; did you mean FedAvg? Known: FedAvg, FedProx.")
     """
     names = sorted(map(str, known))
-    folded = {n.lower(): n for n in reversed(names)}
+    hint = did_you_mean(name, names)
+    return ValueError(f"unknown {kind} {name!r}; {f'{hint} ' if hint else ''}Known: {', '.join(names) or 'none'}.")
+
+
+def did_you_mean(name: object, known: Iterable[object]) -> str:
+    """A question with the closest known names; empty if none is close.
+
+    Args:
+        name: the unknown name.
+        known: all known names.
+
+    >>> did_you_mean("FedAvgg", ["FedAvg", "FedSGD", "plot"])
+    'did you mean FedAvg or FedSGD?'
+    """
+    folded = {n.lower(): n for n in sorted(map(str, known), reverse=True)}
     near = [folded[n] for n in difflib.get_close_matches(str(name).lower(), list(folded), n=3, cutoff=0.6)]
-    hint = f"did you mean {' or '.join(near)}? " if near else ""
-    return ValueError(f"unknown {kind} {name!r}; {hint}Known: {', '.join(names) or 'none'}.")
+    return f"did you mean {' or '.join(near)}?" if near else ""

@@ -12,6 +12,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from fedstrata.base.errors import did_you_mean
+
 
 class PluginWarning(UserWarning):
     """Code from outside the library could not be used. Commands continue without it."""
@@ -105,7 +107,8 @@ def from_path(words: str) -> Any:
         raise ValueError(f"{words!r} must have the form package.module:Name or file.py:Name")
     home = load_file(module) if module.endswith(".py") else _imported(module, words)
     if not hasattr(home, name):
-        raise ValueError(f"{words}: {module} has no {name!r}")
+        hint = did_you_mean(name, vars(home))
+        raise ValueError(f"{words}: {module} has no {name!r}{f'; {hint}' if hint else ''}")
     return getattr(home, name)
 
 
