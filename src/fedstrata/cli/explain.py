@@ -48,7 +48,8 @@ def show(about: dict[str, Any]) -> None:
     """
     out = console()
     out.print(f"\n{about['name']}: {about['summary']}", style="bold")
-    out.print("\nUpdate", style="bold")
+    if about["update"]:
+        out.print("\nUpdate", style="bold")
     for line in about["update"]:
         out.print(f"  {line}")
     out.print()

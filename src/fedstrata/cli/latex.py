@@ -29,6 +29,8 @@ def readable(text: str) -> str:
     '(x - x_i)/(η Q) + √v + Δ²'
     >>> readable(r"\hat\eta \bar y + \tfrac{1}{\gamma}")
     'η̂ ȳ + 1/γ'
+    >>> readable(r"\frac{\mu}{4t} \sqrt a")
+    'μ/(4t) √a'
 
     Args:
         text: LaTeX.
@@ -38,7 +40,7 @@ def readable(text: str) -> str:
     text = re.sub(r"\\[td]frac", r"\\frac", text)
     for _ in range(3):  # fractions inside fractions
         text = re.sub(rf"\\frac(?:\s*{_BRACED}\s*{_BRACED}|(\d)(\d))", _fraction, text)
-    text = re.sub(rf"\\sqrt\s*{_BRACED}", lambda m: "√" + _wrapped(m[1]), text)
+    text = re.sub(rf"\\sqrt(?:\s*{_BRACED}| ([A-Za-z]))", lambda m: "√" + (m[2] or _wrapped(m[1])), text)
     text = re.sub(rf"\\({'|'.join(_SILENT)})(?![A-Za-z])\s*", "", text)
     text = re.sub(r"\\(?:qquad|quad)(?![A-Za-z])", _WIDE, text)
     text = re.sub(r"\\[,;:! ]", " ", text)
@@ -73,7 +75,8 @@ def _wrapped(inside: str) -> str:
 
 def _fraction(match: re.Match) -> str:
     over, under = (match[1], match[2]) if match[1] is not None else (match[3], match[4])
-    return f"{_wrapped(over)}/{_wrapped(under)}"
+    under = f"({under})" if re.fullmatch(r"\d+[A-Za-z]", under) else _wrapped(under)  # μ/(4t) is not μ/4 t
+    return f"{_wrapped(over)}/{under}"
 
 
 def _symbol(match: re.Match) -> str:

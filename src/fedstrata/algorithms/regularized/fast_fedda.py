@@ -16,7 +16,7 @@ class FastFedDA(ProximalMethod):
 
     $$ w_t = \arg\min_w \Big\langle \tfrac{g}{t}, w \Big\rangle + \varphi(w) + \frac{\mu}{4t} \sum_{s<t} \|w - w_s\|^2
        + \frac{\beta}{2t} \|w - x_0\|^2 $$
-    $$ w_t = \mathrm{prox}_{\frac{t}{b}\varphi} \Big( \frac{-g + \frac{\mu}{2} X + \beta x_0}{b} \Big), \qquad
+    $$ w_t = \mathrm{prox}_{\frac{t}{b} \varphi} \Big( \frac{-g + \frac{\mu}{2} X + \beta x_0}{b} \Big), \qquad
        b = \frac{\mu t}{2} + \beta $$
     $$ g \gets g + \nabla f_i(w_t; \xi_i), \qquad X \gets X + w_t \qquad (Q \text{ steps, then } g \text{ and } X
        \text{ are averaged}) $$
