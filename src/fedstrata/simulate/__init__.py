@@ -1,0 +1,1 @@
+"""Runs on one computer or cluster: `fs.run`, `fs.tune`, `fs.estimate` and `fs.profile`. Start at `run.py`."""

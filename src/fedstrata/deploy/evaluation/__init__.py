@@ -1,0 +1,1 @@
+"""Evaluations at the sites: the server's request, a site's reply, and the summary over all sites."""

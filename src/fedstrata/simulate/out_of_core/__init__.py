@@ -1,0 +1,1 @@
+"""Runs whose data and `Local` fields stay on the host (`stream=True`)."""
