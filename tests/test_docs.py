@@ -13,6 +13,7 @@ import pytest
 from references import least_squares
 
 import fedstrata as fs
+from fedstrata.cli.explanation import hyperparameters
 
 ROOT = Path(__file__).parents[1]
 
@@ -78,6 +79,19 @@ def test_the_table_of_the_security_guide_follows_from_placements():
     found = script("security_table")
     page = found.PAGE.read_text()
     assert found.with_table(page) == page
+
+
+def test_the_outside_files_of_the_guide_work():
+    method, experiment = ({}, {})
+    for code, names in zip(code_of("docs/add_an_algorithm.md"), (method, experiment), strict=True):
+        exec(compile(code, "add_an_algorithm.md", "exec"), names)
+    task = least_squares()
+    options = {"rounds": 5, "batch_size": 2, "params": np.zeros(3)}
+    plain = fs.run(task.problem, fs.FedAvg(0.1, 3), task.federation, **options).solution()
+    still = fs.run(task.problem, method["Momentum"](0.1, 3, momentum=0.0), task.federation, **options).solution()
+    np.testing.assert_allclose(plain, still, rtol=1e-12)
+    assert all(entry["meaning"] for entry in hyperparameters(method["Momentum"]))
+    assert experiment["EXPERIMENT"].build(clients=5).federation.clients == 5
 
 
 def test_the_skeleton_is_fedavg_without_momentum():
