@@ -131,4 +131,5 @@ class PerExample(eqx.Module):
 
 
 def is_per_example(node: Any) -> bool:
+    """Whether a node of a pytree is per-example memory."""
     return isinstance(node, PerExample)

@@ -70,6 +70,7 @@ def check_parameters(x: Vector) -> None:
 
 
 def check_weights(weights: str, problem: Problem) -> None:
+    """`weights` must be "uniform" or "size", and "size" needs a problem that does not weigh its clients itself."""
     if weights not in ("uniform", "size"):
         raise unknown("weights", str(weights), ["uniform", "size"])
     if weights == "size" and problem.weighs_clients:
@@ -80,6 +81,7 @@ def check_weights(weights: str, problem: Problem) -> None:
 
 
 def check_private(privacy: Privacy | None, algorithm: Algorithm, problem: Problem) -> None:
+    """`privacy` must be a `Privacy` that can cover what this algorithm sends."""
     if privacy is None:
         return
     if not isinstance(privacy, Privacy):

@@ -38,6 +38,7 @@ Flat = Mapping[str, FlatSplit]
 
 
 def local_fields(state: type) -> tuple[str, ...]:
+    """The names of the `Local` fields of a state class."""
     return select(state, lambda p: p.held == "by client")
 
 

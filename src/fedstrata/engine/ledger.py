@@ -33,6 +33,8 @@ class Entry(NamedTuple):
 
 
 class Ledger(NamedTuple):
+    """The bytes of a round per field, direction and exchange."""
+
     entries: tuple[Entry, ...]
 
     def total(self, direction: str, rejoining: bool = False) -> int:

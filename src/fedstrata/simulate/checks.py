@@ -63,6 +63,7 @@ def check_options(options: RunOptions) -> None:
 
 
 def check_checkpoint(checkpoint: Any, every: Any) -> None:
+    """`checkpoint` must be a folder or None, `checkpoint_every` a number of seconds."""
     if not isinstance(checkpoint, str | PathLike | None):
         raise TypeError(f"checkpoint={checkpoint!r} must be a folder, or None for no checkpoints")
     if not isinstance(every, Real) or not float(every) >= 0:

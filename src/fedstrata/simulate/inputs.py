@@ -113,6 +113,7 @@ def inputs_of(
 
 
 def flat_split(split: Split) -> FlatSplit:
+    """A split on the device: its rows, and the start and the count of each client."""
     start, counts = np.asarray(split.offsets)[:-1], np.asarray(split.counts)
     examples = jax.tree.map(jnp.asarray, split.examples)
     return FlatSplit(examples, jnp.asarray(start, jnp.int32), jnp.asarray(counts, jnp.int32), int(counts.max()))

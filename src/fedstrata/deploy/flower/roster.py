@@ -1,4 +1,4 @@
-"""The roster of a run: the node of Flower's grid for each site. Names of sites last, numbers of nodes change."""
+"""The roster of a run: the node of Flower's grid for each site. Site names are permanent, node numbers are not."""
 
 import json
 import logging

@@ -61,6 +61,7 @@ def merge_starts(runs: Runs, rows: dict[str, Any], merged_already: dict[str, Any
 
 @eqx.filter_jit
 def received(runs: Runs, merged: Any) -> dict[str, Any]:
+    """The fields of the merged starts that clients receive before round 0."""
     return runs.each(lambda context, key, merged: starting.received_at_start(merged), by_run=(merged,))
 
 
@@ -78,6 +79,8 @@ def pooled(runs: Runs, data: Flat, ids: Array, received: dict[str, Any]) -> dict
 
 @eqx.filter_jit
 def narrowed(runs: Runs, merged: Any, pooled: Any, received: Any) -> starting.Start:
+    """The state before round 0 from the merged starts of all clients, with room for the pools of one cohort."""
+
     def one(context: RoundContext, key: Array, merged: Any, pooled: Any, received: Any) -> starting.Start:
         everyone = context.everyone(key)
         if pooled is not None:
@@ -90,6 +93,7 @@ def narrowed(runs: Runs, merged: Any, pooled: Any, received: Any) -> starting.St
 
 @eqx.filter_jit
 def blank(runs: Runs) -> Any:
+    """The server's state before any client has sent anything."""
     return runs.each(lambda context, key: starting.blank(context, context.cohort_size))
 
 
