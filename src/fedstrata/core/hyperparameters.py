@@ -225,6 +225,15 @@ def reals(algorithm: Any) -> dict[str, Range]:
     return {name: found for name, found in declarations(algorithm).items() if isinstance(found, Range)}
 
 
+def is_number(value: Any) -> bool:
+    """Whether a real hyper-parameter is one number, which can be checked before a run; a schedule is not.
+
+    >>> is_number(0.1), is_number(lambda step: 0.1 / (step + 1))
+    (True, False)
+    """
+    return isinstance(value, float | int)
+
+
 def hyperparameters(algorithm: Any) -> dict[str, Any]:
     """All hyper-parameters by name, as given."""
     return {f.name: getattr(algorithm, f.name) for f in dataclasses.fields(algorithm)}

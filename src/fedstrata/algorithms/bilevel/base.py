@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from fedstrata.algorithms.nested.base import CouplingWarning
 from fedstrata.core.algorithm import Algorithm, Phase, StateWithX, steps_of
+from fedstrata.core.hyperparameters import is_number
 from fedstrata.core.vector import Vector
 from fedstrata.problems.bilevel import Bilevel, BilevelOracle
 from fedstrata.problems.rows import Full
@@ -26,7 +27,7 @@ class BilevelMethod(Algorithm):
                 stacklevel=2,
             )
         step = getattr(self, "step_size", None)
-        if isinstance(step, float | int):  # the values of a schedule are known only in the run
+        if is_number(step):
             problem.regularizer.check_step(step)
 
     def solution(self, problem: Bilevel, state: StateWithX) -> Vector:

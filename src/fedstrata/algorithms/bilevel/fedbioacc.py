@@ -3,7 +3,7 @@
 from typing import Any, NamedTuple, TypeVar
 
 from fedstrata.algorithms.bilevel.base import LocalLowerMethod
-from fedstrata.core.hyperparameters import instance, real, whole
+from fedstrata.core.hyperparameters import instance, is_number, real, whole
 from fedstrata.core.placement import Averaged, Local
 from fedstrata.core.vector import Scalar, Vector, where
 from fedstrata.problems.bilevel import Bilevel, BilevelOracle
@@ -36,7 +36,7 @@ class RecursiveBiO(LocalLowerMethod):
                 f"alone; {self.hypergradient!r} starts from the step before: use fs.hypergradients.Neumann or Exact"
             )
         first = [self.delta, self.offset, self.sigma, self.momentum, self.lower_momentum]
-        if all(isinstance(value, float | int) for value in first):
+        if all(map(is_number, first)):
             largest = max(self.momentum, self.lower_momentum) * self.alpha(1.0) ** 2
             if largest > 1:
                 raise ValueError(

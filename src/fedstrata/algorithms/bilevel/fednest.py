@@ -5,7 +5,7 @@ from typing import Any, Literal, NamedTuple
 from fedstrata.algorithms.bilevel.base import BilevelMethod
 from fedstrata.base.random import bits
 from fedstrata.core.algorithm import Cohort, Phase
-from fedstrata.core.hyperparameters import choice, real, whole
+from fedstrata.core.hyperparameters import choice, is_number, real, whole
 from fedstrata.core.placement import Averaged, Server
 from fedstrata.core.vector import Vector, where
 from fedstrata.problems.bilevel import Bilevel, BilevelOracle
@@ -27,7 +27,7 @@ class NeumannMethod(BilevelMethod):
 
     def check(self, problem: Bilevel) -> None:
         super().check(problem)
-        if isinstance(self.neumann_step, float | int):  # a schedule's values are known only in the run
+        if is_number(self.neumann_step):
             Neumann(self.neumann_step, self.terms - 1).check(problem)
 
 

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any, ClassVar, Literal
 
 from fedstrata.core.algorithm import Algorithm, Phase, steps_of
+from fedstrata.core.hyperparameters import is_number
 from fedstrata.core.levels import Levels
 from fedstrata.core.vector import Vector
 from fedstrata.problems.nested import Nested, NestedOracle
@@ -41,7 +42,7 @@ class NestedMethod(Algorithm):
                 stacklevel=2,
             )
         step = getattr(self, "step_size", None)
-        if isinstance(step, float | int):  # the values of a schedule are known only in the run
+        if is_number(step):
             problem.regularizer.check_step(step)
         if self.stores_jacobians and problem.shapes is not None:
             needed = jacobian_bytes(problem)

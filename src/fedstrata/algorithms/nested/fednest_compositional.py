@@ -5,7 +5,7 @@ from typing import NamedTuple, TypeVar
 
 from fedstrata.algorithms.nested.base import NestedMethod, check_two_levels
 from fedstrata.core.algorithm import Cohort, Phase, StateWithX
-from fedstrata.core.hyperparameters import real, whole
+from fedstrata.core.hyperparameters import is_number, real, whole
 from fedstrata.core.placement import Averaged, Broadcast, Reported
 from fedstrata.core.vector import Vector, where
 from fedstrata.problems.nested import Nested, NestedOracle
@@ -24,7 +24,7 @@ class TwoLevelFedNest(NestedMethod):
     def check(self, problem: Nested) -> None:
         check_two_levels(self, problem, "TrackedSCGD")
         super().check(problem)
-        if isinstance(self.step_size, float | int):
+        if is_number(self.step_size):
             problem.regularizer.check_step(self.step_size * self.local_steps)
 
     def phases(self, problem: Nested) -> list[Phase]:
