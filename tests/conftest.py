@@ -1,6 +1,8 @@
 """The whole suite runs in float64, without implicit dtype or rank promotion."""
 
 import atexit
+import contextlib
+import ctypes
 import gc
 import itertools
 import os
@@ -65,6 +67,8 @@ def forget_programs() -> None:
     if resident > _MEMORY:
         jax.clear_caches()
         gc.collect()
+        with contextlib.suppress(AttributeError, OSError):  # not glibc, which keeps what was freed
+            ctypes.CDLL(None).malloc_trim(0)
 
 
 _MAPS = 45_000  # every compiled program holds a few memory maps, and Linux allows a process 65,530 of them

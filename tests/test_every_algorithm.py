@@ -267,6 +267,7 @@ def test_chunks_that_do_not_come_out_even_equal_clients_at_once(case):
     assert_close((chunks.solution(), chunks.local), (at_once.solution(), at_once.local))
 
 
+@pytest.mark.slow
 def test_it_reaches_the_optimum_where_theory_states_so(case):
     result = run(case.algorithm, rounds=600, batch_size="all", evaluate_every=600, stationarity=True)
     distance = np.linalg.norm(result.solution() - task_of(case.algorithm).optimum())

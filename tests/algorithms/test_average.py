@@ -157,6 +157,7 @@ def test_a_schedule_is_read_at_the_step_or_at_the_round():
     np.testing.assert_allclose(by_round, x_round, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_noise_averages_out_over_clients():
     """With one step a round and equal clients, the variance of x after one round falls like 1 / N."""
     spread = []

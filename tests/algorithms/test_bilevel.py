@@ -90,6 +90,7 @@ def test_clients_alike_reach_the_optimum():
         assert np.abs(end(ALIKE, slow, 6000 // steps) - ALIKE.optimum()).max() < 1e-7
 
 
+@pytest.mark.slow
 def test_with_clients_alike_fedbioacc_is_fedbio_with_its_steps():
     acc = FedBiOAcc(ETA, GAMMA, 5, delta=0.7, offset=2.0, sigma=1.5, momentum=0.3, lower_momentum=0.2)
     alpha = lambda t: 0.7 / (2 + 1.5**2 * t) ** (1 / 3)
@@ -127,6 +128,7 @@ def test_where_methods_end_when_clients_differ(task):
     assert error(TrackedBiO(ETA, GAMMA, steps, momentum=0.1)) < 1e-12
 
 
+@pytest.mark.slow
 def test_more_steps_a_round_stall_as_well_unless_they_are_tracked():
     error = errors(DIFFERENT[1], 10)
     whole, half = error(FedBiO(ETA, GAMMA, 10)), error(FedBiO(ETA / 2, GAMMA, 10))

@@ -205,6 +205,7 @@ class WithoutControl(CODASCA):
         return state._replace(c_i=zero, c_i_alpha=zero_alpha, dc=zero, dc_alpha=zero_alpha)
 
 
+@pytest.mark.slow
 def test_without_control_variates_it_is_coda_plus():
     z = lambda kind, rounds: flat(*run(kind(STEP, K, **STAGES), rounds, batch_size=2).state[:2])
     np.testing.assert_allclose(z(CODASCA, 1), z(CODAPlus, 1), rtol=1e-12, atol=1e-14)
@@ -326,6 +327,7 @@ def test_a_stage_has_whole_rounds(rounds):
         CODAPlus(STEP, K, stage_rounds=rounds)
 
 
+@pytest.mark.slow
 def test_models_single_precision_and_sweeps():
     """Parameters that are a tree, in float32, with the proximal weight swept in one program."""
     problem = fs.Pairwise(fs.models.Linear(D), fs.pair_losses.Square(), metrics=())

@@ -65,6 +65,7 @@ def take(data, rows):
 # FedReg.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"batch_size": 4}, {"batch_size": 4, "cohort": 2}, {"weights": "size"}])
 def test_fedreg_without_strength_is_fedavg(options):
     same((FedReg(0.1, 3, strength=0.0),), (fs.FedAvg(0.1, 3),), **options)

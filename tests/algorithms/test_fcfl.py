@@ -127,6 +127,7 @@ def test_other_rules_for_delta():
     assert deltas[0] != fcfl(20, 0.1, 0.1, 15)[2][0]
 
 
+@pytest.mark.slow
 def test_the_programs_are_about_the_clients_that_are_there():
     cohorts = [[0, 2], [1], [2, 1, 0]]
     for stage_one in (0, 12):
@@ -196,6 +197,7 @@ def test_stage_one_comes_close_to_the_lowest_worst_loss_within_the_limit():
     assert exact.fun - 1e-3 < f.max() < exact.fun + 5e-3
 
 
+@pytest.mark.slow
 def test_a_long_step_loses_the_limit_in_stage_two():
     """Growth is forbidden to first order only, and a loss is never recovered."""
     near = lambda key: START + 1e-9 * jax.random.normal(key, (5,))  # where long steps end depends on every bit

@@ -283,6 +283,7 @@ def test_it_inverts_the_averaged_hessian():
     np.testing.assert_allclose(public(H[:, 0], np.ones(2), 0.5, 50), 1.417, atol=5e-4)
 
 
+@pytest.mark.slow
 def test_the_bias_of_the_truncated_sum_falls_geometrically():
     errors, counts = [], (20, 30)
     for terms in counts:
@@ -294,6 +295,7 @@ def test_the_bias_of_the_truncated_sum_falls_geometrically():
     np.testing.assert_allclose(rate, 1 - ETA * MU, rtol=5e-3)
 
 
+@pytest.mark.slow
 def test_the_random_term_is_the_sum_on_average():
     """p is one of N vectors, each as often as the others, and their mean is the truncated sum."""
     terms, seeds = 4, 200
@@ -309,6 +311,7 @@ def test_the_random_term_is_the_sum_on_average():
     assert np.sum((counts - seeds / terms) ** 2) / (seeds / terms) < 16.3  # 99.9 % of χ² with 3 degrees of freedom
 
 
+@pytest.mark.slow
 def test_lfednest_draws_a_term_of_its_own_at_every_client():
     """Of two equal clients, which meet in the mean of two of the N points that one of them could get to."""
     terms, alone = 3, Quadratics({k: v[:1] for k, v in TASK.data.items()})
@@ -325,6 +328,7 @@ def test_lfednest_draws_a_term_of_its_own_at_every_client():
     assert len(met) == 6  # all pairs of 0, 1 and 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [FedNest, LFedNest])
 def test_every_product_has_a_sample_of_its_own(kind):
     """H is 0.2 or 1.8: with independent samples E p = 1, with one sample for all products it would be 1.64."""
@@ -348,6 +352,7 @@ def test_every_product_has_a_sample_of_its_own(kind):
 OPTIMUM = root(lambda x: TASK.gradient(x, np.linalg.inv(TASK.hessian)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("steps", "terms"), [(1, 4), (5, 120)])
 def test_only_the_length_of_the_series_keeps_fednest_from_the_optimum(steps, terms):
     method = FedNest(0.25 / steps, 0.3 / steps, ETA, local_steps=steps, terms=terms, series="sum")
@@ -361,6 +366,7 @@ def test_only_the_length_of_the_series_keeps_fednest_from_the_optimum(steps, ter
         assert np.linalg.norm(limit - OPTIMUM) > 0.01
 
 
+@pytest.mark.slow
 def test_with_the_random_series_it_goes_on_moving():
     method = FedNest(0.1, 0.3, ETA, terms=20)
     distances = lambda method: np.linalg.norm(run(method, rounds=400, seeds=10).state.x.tree - OPTIMUM, axis=1)

@@ -136,6 +136,7 @@ def test_it_follows_its_listing(case):
 # Identities.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", SMALL, ids=in_words)
 def test_equal_workers_are_one(case):
     """Driven with the same samples, three copies of a worker do what the listing does with one."""
@@ -239,6 +240,7 @@ def limits(kind, levels=2, rounds=4000, step_size=0.03):
     return np.array(out)
 
 
+@pytest.mark.slow
 def test_the_published_form_stalls_however_small_a_is():
     found = limits(FedDRSCGD)
     assert (found > 1e-2).all()
@@ -400,6 +402,7 @@ def test_refusals():
         run(task, fs.FedAvg(0.1), 1)
 
 
+@pytest.mark.slow
 def test_first_estimates_may_look_at_more():
     """The variance of the first h falls with init_batch_size."""
     task = nested_task(2, clients=1, sizes=(50,), noise=1.0, seed=6)

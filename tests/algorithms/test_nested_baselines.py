@@ -136,6 +136,7 @@ def descent(task):
     return x
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", RULES)
 def test_equal_workers_are_one(which):
     algorithm, listing, levels = RULES[which]
@@ -418,6 +419,7 @@ def test_local_scgdm_warns_where_inner_expectations_are_the_clients_own():
         LOCAL.check(robust(lambda w, example: 0.5 * jnp.sum((w - example["x"]) ** 2)))
 
 
+@pytest.mark.slow
 def test_zero_jacobians_are_laid_out_as_the_oracles_are():
     """Trees of outputs over trees of inputs, also where the dtype is not the default one."""
     x = {"a": jnp.zeros((2, 3), jnp.float32), "b": jnp.zeros((), jnp.float32)}

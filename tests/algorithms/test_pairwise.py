@@ -201,6 +201,7 @@ def test_directions_have_the_exact_gradient_for_their_mean(name, shuffled):
     assert result.history.last("samples")[0] == ROUNDS * K * drawn * (3 + 4)  # of the first set three clients have some
 
 
+@pytest.mark.slow
 def test_fedx2_without_f_and_momentum_is_fedx1(shuffled):
     found, result = sampled(fs.FedX2(ETA, K, momentum=1.0))
     np.testing.assert_allclose(found, shuffled[0], rtol=1e-7, atol=1e-7)  # 1e-14 of the iterates, over η
@@ -332,6 +333,7 @@ def norms(loss, result, l2=0.1):
     return np.linalg.norm(gradient(TASK, loss, np.asarray(result.solution()), l2=l2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "step", "other"),
     [("psm", 0.4, fs.FedX1(0.4, 2)), ("kl", 0.2, fs.FedX2(0.2, 2))],  # two steps, as in the listings: one program

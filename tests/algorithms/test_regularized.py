@@ -259,6 +259,7 @@ def test_the_noise_falls_with_clients_and_with_local_steps(sizes):
     assert abs(slopes.mean() + 1) < half + 0.15  # theory for a strongly convex f: the floor is proportional to 1/(nQ)
 
 
+@pytest.mark.slow
 def test_under_the_pl_condition_convergence_is_linear_down_to_the_floor():
     problem, federation = mean_estimation(8)
     method = fs.FedNMap(0.02, 5, gamma=1.0)

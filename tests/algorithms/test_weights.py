@@ -61,6 +61,7 @@ AVERAGES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", AVERAGES)
 def test_the_server_remembers_the_weighted_mean_of_all_clients(name):
     problem, method, mean, own = AVERAGES[name]
@@ -130,6 +131,7 @@ def common_lower(m, p):
     return gradient
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "cohort"),
     [(fs.FedBiO(0.1, 0.3, 1), None), (fs.TrackedBiO(0.1, 0.3, 4), None), (fs.TrackedBiO(0.1, 0.3, 4), 2)],
@@ -143,6 +145,7 @@ def test_bilevel_methods_weigh_clients_by_their_upper_rows(method, cohort):
     assert result.history.last("stationarity") < 1e-10
 
 
+@pytest.mark.slow
 def test_a_common_lower_problem_has_the_same_weights_as_the_upper_one():
     federation, problem, m = two_splits("global")
     x = affine_root(common_lower(m, np.array(VALID) / sum(VALID)), 2)

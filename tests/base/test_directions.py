@@ -46,6 +46,7 @@ def two_way(w, split, low=0.5, high=0.5):
     return np.trapezoid(np.maximum(np.interp(grid, fpr, tpr) - low, 0), grid) / (high * (1 - low))
 
 
+@pytest.mark.slow
 def test_two_way_partial_auc_is_maximised(clinics):
     options = {"rounds": 40, "batch_size": "all", "params": AWAY}
     method, steps = fs.FedX1(0.01, 1), [1e-6, 0.03]

@@ -68,6 +68,7 @@ def folder(tmp_path, monkeypatch):
             del sys.modules[name]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["outside_package.methods", "methods.py"])
 def test_a_method_from_outside_runs_beside_those_of_the_library(place, folder, answer):
     words = ("least_squares", *SMALL, "--algorithm", f"{place}:Halving", "--algorithm", "FedAvg", "--rounds", "3")
@@ -204,6 +205,7 @@ def test_a_broken_plugin_warns_in_one_line_and_breaks_no_command(installed):
     assert line.startswith("warning: entry point Broken = outside_broken:Broken of fedstrata.algorithms is left out")
 
 
+@pytest.mark.slow
 def test_what_is_installed_runs_by_name(installed):
     done = installed("run", "mine", *SMALL, "--algorithm", "Halving", "--json")
     assert done.returncode == 0, done.stderr

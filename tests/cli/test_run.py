@@ -245,6 +245,7 @@ def test_dry_run_estimates_and_writes_nothing(answer, tmp_path):
 BOTH = "import json, sys; from fedstrata.cli.main import main; sys.exit(max(map(main, json.loads(sys.argv[1]))))"
 
 
+@pytest.mark.slow
 def test_kill_and_resume_gives_the_same_history(tmp_path):
     run = ["run", "least_squares", "--algorithm", "SCAFFOLD", "--rounds", "12000", "--quiet", "--out"]
     words = lambda folder, *more: [*run, str(tmp_path / folder), *more]

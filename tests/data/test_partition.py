@@ -75,6 +75,7 @@ def test_large_alpha_is_nearly_even_and_small_alpha_nearly_one_client():
     assert (top > 950).all()
 
 
+@pytest.mark.slow
 def test_a_million_clients_take_seconds():
     assert covers(QuantitySkew(10**6, 0.5).assign(3 * 10**6, rng=0), 3 * 10**6, 10**6)
 

@@ -175,6 +175,7 @@ def test_the_noise_of_a_run_is_as_declared_and_independent_in_every_round():
     assert abs(np.corrcoef(steps)[0, 1]) < 5 / np.sqrt(steps.shape[1])
 
 
+@pytest.mark.slow
 def test_a_private_run_is_the_same_out_of_core_and_on_a_mesh():
     plain, streamed, spread = (
         simulated("FedAvg", privacy=LOUD, cohort=3, **how) for how in ({}, {"stream": True}, {"mesh": 2})
@@ -214,6 +215,7 @@ class Killed(Exception):
     pass
 
 
+@pytest.mark.slow
 def test_a_repeated_round_counts_again_and_draws_new_noise(tmp_path):
     """The server crashes in round 1, after three merges, and a new one resumes from its files."""
     plain, _ = deployed("FedNest", privacy=LOUD, cohort=3)
@@ -251,6 +253,7 @@ def hidden(bits=40):
     return {"secure": MaskedSum.dealt(4, bits=bits)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["FedAvg", "SCAFFOLD", "FedNest", "AdaMFCGD"])
 def test_a_run_with_masked_sums_is_the_same_to_their_resolution(name):
     """Private runs, too, in a cohort of three: before round 0 the starts of all four are summed."""

@@ -18,12 +18,6 @@ from fedstrata.problems.weighting import full_data
 from fedstrata.simulate.autotune import choose
 
 PLAIN = {"rounds": 4, "evaluate_every": 2, "batch_size": 3, "params": START}
-KINDS = (
-    "SCAFFOLD",
-    "FedX2",
-    "TrackedBiO",
-    "FCFL",
-)  # local vectors; pools and memory by example; bilevel; gathered rows
 
 
 def run(name, **options):
@@ -31,13 +25,24 @@ def run(name, **options):
     return fs.run(task.problem, CASES[name].algorithm, task.federation, **{**PLAIN, **options})
 
 
-@pytest.mark.parametrize("options", [{}, {"execution": 2}, {"batch_size": "all", "weights": "size"}], ids=str)
+SLOW = pytest.mark.slow  # of several cases of one kind, `make test` runs the first
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({}, id="plain"),
+        pytest.param({"execution": 2}, id="chunks", marks=SLOW),
+        pytest.param({"batch_size": "all", "weights": "size"}, id="sizes", marks=SLOW),
+    ],
+)
 def test_everybody_on_two_and_on_three_devices(options):
     alone = run("SCAFFOLD", **options)
     for devices in (2, 3):
         assert_same(run("SCAFFOLD", mesh=devices, **options), alone)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["SCAFFOLD", "FCFL"])  # seeds are a `vmap` around what every algorithm is checked for
 def test_seeds_and_values_in_one_program(name):
     options = {
@@ -49,7 +54,7 @@ def test_seeds_and_values_in_one_program(name):
     assert_same(run(name, mesh="all", **options), run(name, **options))
 
 
-@pytest.mark.parametrize("execution", ["vmap", "map", 2])
+@pytest.mark.parametrize("execution", ["vmap", pytest.param("map", marks=SLOW), pytest.param(2, marks=SLOW)])
 def test_a_schedule_with_empty_slots(execution):
     schedule = fs.participation.Given([[3, 2, 1], [0, -1, 3], [1, 0, 2], [2]])
     assert_same(run("SCAFFOLD", cohort=schedule, mesh=2, execution=execution), run("SCAFFOLD", cohort=schedule))
@@ -59,7 +64,14 @@ class Killed(Exception):
     pass
 
 
-@pytest.mark.parametrize(("name", "before", "after"), [("FedX2", 4, 3), ("SCAFFOLD", None, 4), ("SCAFFOLD", 4, None)])
+@pytest.mark.parametrize(
+    ("name", "before", "after"),
+    [
+        ("SCAFFOLD", 4, None),
+        pytest.param("SCAFFOLD", None, 4, marks=SLOW),
+        pytest.param("FedX2", 4, 3, marks=SLOW),
+    ],
+)
 def test_a_run_resumes_with_another_number_of_devices(name, before, after, tmp_path):
     def kill(round, row):
         if round == 4:

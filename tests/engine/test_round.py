@@ -18,6 +18,7 @@ class Limit(int):
         return int(self) >= size
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("task", "method", "sampling"),
     [

@@ -64,6 +64,7 @@ def test_parameters_without_a_model_are_kept_by_their_names(tmp_path):
         np.testing.assert_array_equal(arrays["params['a']"], [0.0, 1.0, 2.0])
 
 
+@pytest.mark.slow
 def test_a_ranking_is_saved_with_the_threshold_that_keeps_the_share_of_positives(tmp_path):
     rng = np.random.default_rng(1)
     x, y = rng.normal(size=(90, 3)) + 5, rng.permutation(np.repeat([0, 1], [70, 20]))
@@ -80,6 +81,7 @@ def test_a_ranking_is_saved_with_the_threshold_that_keeps_the_share_of_positives
         np.testing.assert_array_equal(np.sort(scores)[-20:], np.sort(scores[trained.predict(x) == 1]))
 
 
+@pytest.mark.slow
 def test_a_ranking_by_another_second_set_counts_positives_among_the_training_rows(tmp_path):
     rng = np.random.default_rng(2)
     x, y = rng.normal(size=(40, 3)), np.repeat([0, 7], [31, 9])

@@ -185,6 +185,7 @@ def test_tuning_picks_the_step_that_converges():
     assert (name, found.chosen) == ("FedAvg", {"step_size": 0.3})
 
 
+@pytest.mark.slow
 def test_the_picture_has_a_row_per_column_and_every_label(tmp_path):
     experiment = get("least_squares")
     setup = experiment.build(clients=3, rows=5, features=2)

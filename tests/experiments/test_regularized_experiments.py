@@ -57,6 +57,7 @@ def test_the_optimum_of_the_lasso_is_scikit_learns():
     np.testing.assert_allclose(best, np.append(other.coef_, other.intercept_), atol=1e-7)
 
 
+@pytest.mark.slow
 def test_corrected_methods_reach_the_optimum_and_naive_ones_do_not(disagreeing):
     experiment = get("lasso")
     end = {
@@ -145,6 +146,7 @@ def test_the_objective_of_the_solver_is_that_of_the_problem(few_patients, penalt
     assert solver.step() == pytest.approx(1 / eigenvalues[-1]), "the logistic curvature is largest at zero"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("penalty", ["l1", "mcp"])
 def test_the_reference_is_stationary_and_has_no_gap(few_patients, penalty, tmp_path, monkeypatch):
     problem = penalised(penalty, few_patients, tmp_path, monkeypatch)
@@ -252,6 +254,7 @@ def test_tuning_selects_the_step_that_lowers_the_objective(few_patients, tmp_pat
     assert (name, found.chosen) == ("Zhang2024", {"step_size": 0.1})
 
 
+@pytest.mark.slow
 def test_fednmap_closes_the_gap_on_a9a(tmp_path, monkeypatch):
     missing = [row.file for row in store.status("libsvm") if row.where == "missing" and row.file.startswith("a9a")]
     if missing:

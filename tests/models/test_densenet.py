@@ -238,6 +238,7 @@ def loss(model, params, images):
     return jnp.mean(jnp.square(jax.vmap(model, (None, 0))(params, images) - 1))
 
 
+@pytest.mark.slow
 def test_gradients_of_clients_with_and_without_remat(stored):
     """Own weights under `vmap`, and what is not kept, change nothing; statistics have gradients of zero."""
     params, lean = load_pretrained(stored(torch_state(TINY)), TINY), build("batch", remat=True)
@@ -257,6 +258,7 @@ def test_gradients_of_clients_with_and_without_remat(stored):
     assert np.mean(live) > 0.8  # a few channels may be off for all of five images
 
 
+@pytest.mark.slow
 def test_a_federated_run_leaves_statistics_as_they_are():
     model, rng = DenseNet121((6, 6, 1), 2, "batch", width=4, blocks=(1,), growth=2), np.random.default_rng(0)
     start = model.with_statistics(model.init(jax.random.key(0)), rng.normal(size=(8, 6, 6, 1)))

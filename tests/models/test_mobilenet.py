@@ -275,6 +275,7 @@ def test_the_start_follows_he_and_differs_everywhere():
     assert not same(params, model.init(jax.random.key(1)))
 
 
+@pytest.mark.slow
 def test_the_gradient_equals_finite_differences_in_every_leaf():
     rng = np.random.default_rng(1)
     leaves, tree = jax.tree.flatten(random_params(TINY))

@@ -248,6 +248,7 @@ def test_a_narrow_image_is_scaled_in_the_type_of_the_parameters(kind):
     np.testing.assert_allclose(np.asarray(found, np.float64), wanted, rtol=2**-8, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_every_client_has_its_own_weights_and_what_is_not_kept_changes_nothing():
     lean = ResNet18(TINY.shape, 3, "batch", width=2, remat=True)
     clients = jax.tree.map(lambda a: np.stack([a, 0.9 * a[::-1]]), random_params(TINY))

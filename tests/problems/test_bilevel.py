@@ -137,6 +137,7 @@ def test_lower_solution_of_group_weights_is_the_weighted_minimum():
     assert np.allclose(found, fit.coef_[0], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_negative_literal_weights_stop_the_run_and_say_why():
     problem, data = logistic("literal")
     with pytest.warns(fs.DivergenceWarning, match="weight turned negative"):
@@ -157,6 +158,7 @@ def test_negative_literal_weights_stop_the_run_and_say_why():
 QUICK = {"batch_size": "all", "evaluate": [], "progress": False, "stationarity": False}
 
 
+@pytest.mark.slow
 def test_box_keeps_weights_inside():
     problem, data = logistic("box", low=0.2, high=3.0)
     result = fs.run(problem, FedBiO(100.0, 0.5), data, rounds=10, **QUICK)
@@ -165,6 +167,7 @@ def test_box_keeps_weights_inside():
     assert found.max() <= 3.0
 
 
+@pytest.mark.slow
 def test_missing_groups_are_named():
     problem, data = logistic("sigmoid")
     keep = lambda split: {k: v[v_group != 2] for k, v in split.items() for v_group in [split["group"]]}

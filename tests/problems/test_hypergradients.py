@@ -155,6 +155,7 @@ def test_tracking_contracts_at_rest():
         assert np.allclose(v - TRUE, np.linalg.matrix_power(np.eye(4) - rho * A, k) @ (start - TRUE), atol=1e-12)
 
 
+@pytest.mark.slow
 def test_ridge_agrees_with_implicit_differentiation():
     """The penalty of ridge regression that FedBiO chooses is where optimistix's implicit gradient is zero."""
     optimistix = pytest.importorskip("optimistix")

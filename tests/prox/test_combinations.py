@@ -41,6 +41,7 @@ def test_the_elastic_net_is_the_lasso_plus_a_square():
     same(ElasticNet(0.0, 0.3), SquaredL2(0.3))
 
 
+@pytest.mark.slow
 def test_scaling_is_the_weight():
     same(2.0 * L1(0.3), L1(0.6))
     for factor in (2, np.float32(2), np.float64(2), jnp.float32(2), jnp.bfloat16(2)):

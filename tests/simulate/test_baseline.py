@@ -31,7 +31,13 @@ def unpacked(family: str, folder: Path) -> Checkpoints:
     return store
 
 
-@pytest.mark.parametrize("family", sorted(baseline_runs.runs()))
+@pytest.mark.parametrize(
+    "family",
+    [
+        name if name == "average" else pytest.param(name, marks=pytest.mark.slow)
+        for name in sorted(baseline_runs.runs())
+    ],
+)
 def test_a_run_saved_by_an_earlier_version_resumes(family, tmp_path):
     problem, algorithm, federation, options = baseline_runs.runs()[family]
     options = {**baseline_runs.OPTIONS, **options}

@@ -64,6 +64,7 @@ def test_tiny_programs_leave_out_what_xla_does_for_large_ones():
     assert "reduce-window" not in tiny.programs(tiny.begin()[0])[0]
 
 
+@pytest.mark.slow
 def test_an_algorithm_without_reals_takes_several_seeds():
     task = least_squares(seed=5)
     options = {"rounds": 2, "params": np.zeros(3), "batch_size": 2}

@@ -19,7 +19,10 @@ from fedstrata.simulate.out_of_core.host import HostLocal, HostSplit
 PLAIN = {"rounds": 5, "evaluate_every": 2, "batch_size": 3, "params": START, "stationarity": False, "execution": "vmap"}
 # Nothing by client; vectors and starts by client, levels in turn; pools and memory by example; starts that wait for a
 # merge; gathered rows.
-KINDS = ("FedAvg", "TrackedSCGD", "FedX2", "TrackedMFCGD", "FCFL")
+KINDS = [
+    "FedAvg",
+    *(pytest.param(name, marks=pytest.mark.slow) for name in ("TrackedSCGD", "FedX2", "TrackedMFCGD", "FCFL")),
+]
 
 
 def run(name, **options):
@@ -60,6 +63,7 @@ def test_clients_begin_some_at_a_time(monkeypatch):
     jax.tree.map(np.testing.assert_allclose, streamed.begin()[0].local, plain.begin()[0].local)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["FedX2", "AdaMFCGD", "FedMinMax"])
 def test_the_starts_of_all_are_merged_some_at_a_time(name, monkeypatch):
     """With cohorts of two: means are summed in two parts, pools are laid side by side."""
@@ -76,6 +80,7 @@ class Killed(Exception):
     pass
 
 
+@pytest.mark.slow
 def test_a_killed_run_resumes_streamed_or_not(tmp_path):
     def kill(round, row):
         if round == 2:
@@ -103,6 +108,7 @@ def test_an_explosion_goes_back_to_the_last_good_state():
     assert_same(streamed, plain)
 
 
+@pytest.mark.slow
 def test_files_are_mapped_and_only_a_cohort_is_on_the_device(tmp_path):
     clients, rows = 50, 20
     rng = np.random.default_rng(0)

@@ -58,6 +58,7 @@ ENTRY %main (x: f32[2]) -> f32[2] {
     assert dict(_parts(program)) == {"a.1": "merge", "fusion.3": "merge", "copy.1": "evaluation"}
 
 
+@pytest.mark.slow
 def test_the_command_prints_parts_and_keeps_the_trace(tmp_path, capsys):
     words = "run least_squares --algorithm FedAvg --rounds 3 --seeds 1 --quiet --profile --json"
     command = words.split()

@@ -73,6 +73,7 @@ def test_kill_9_at_any_moment_and_resume(tmp_path):
     np.testing.assert_array_equal(end.history["objective"], whole.history["objective"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", [OwnStarts(), Scores(), Visits()], ids=lambda a: type(a).__name__)
 @pytest.mark.parametrize("round", [1, 2])
 def test_starts_pools_and_per_example_memory_survive(algorithm, round, tmp_path):

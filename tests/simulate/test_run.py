@@ -409,6 +409,7 @@ def test_an_algorithm_that_sends_nothing_up_is_reported():
     run(fs.CentralSGD(0.1))  # has no clients
 
 
+@pytest.mark.slow
 def test_a_batch_far_larger_than_a_shard_is_reported():
     """More than 20 times its rows, where rows are drawn with replacement."""
     rng = np.random.default_rng(0)

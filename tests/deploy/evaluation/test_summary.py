@@ -25,6 +25,7 @@ MEANS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("problem", "name", "weights"), MEANS)
 def test_per_site_metrics_equal_the_simulated_ones(problem, name, weights):
     options = {"params": START, "batch_size": 2, "weights": weights}
