@@ -21,7 +21,8 @@ equals the simulated one to 1e-12. {day}, {cores} cores, Python {python}, jax {j
 
 def page(reports: list[str]) -> str:
     """The page of these reports; a test that is in several counts as in the last one."""
-    found = {c.get("name"): c for report in reports for c in ElementTree.parse(report).iter("testcase")}
+    cases = (case for report in reports for case in ElementTree.parse(report).iter("testcase"))
+    found = {(case.get("classname"), case.get("name")): case for case in cases}
     rows: dict[str, list[tuple[str, str, float]]] = defaultdict(list)
     for case in found.values():
         test, _, given = str(case.get("name")).partition("[")
