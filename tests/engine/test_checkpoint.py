@@ -7,8 +7,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from fedstrata.core.fingerprint import differences
 from fedstrata.engine.checkpoint import KEEP, CheckpointError, Checkpoints
-from fedstrata.simulate.fingerprint import differences
 
 
 def filled(folder, rounds) -> Checkpoints:

@@ -63,7 +63,7 @@ class Folder:
             files: the names of the files that the run writes.
         """
         if self.resume and self.saved is not None:
-            from fedstrata.simulate.fingerprint import differences
+            from fedstrata.core.fingerprint import differences
 
             free = lambda s: {k: v for k, v in s.items() if k != "rounds"}  # a run may be extended
             if changed := differences(free(self.saved["settings"]), free(settings)):

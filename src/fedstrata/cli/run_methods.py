@@ -17,11 +17,11 @@ from fedstrata.cli.output import console, print_json, print_table
 from fedstrata.cli.parsing import Mistake
 from fedstrata.cli.run_folder import Folder
 from fedstrata.core.algorithm import Algorithm
+from fedstrata.core.fingerprint import describe
 from fedstrata.core.hyperparameters import hyperparameters
 from fedstrata.experiments import Experiment, Setup
 from fedstrata.problems.base import model_of
 from fedstrata.report import Comparison, compare
-from fedstrata.simulate.fingerprint import describe
 from fedstrata.simulate.multiprocess import lead, leads, together
 from fedstrata.simulate.options import RunOptions
 from fedstrata.simulate.result import DivergenceWarning, Result

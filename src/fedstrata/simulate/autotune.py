@@ -12,9 +12,9 @@ import jax
 import numpy as np
 
 from fedstrata.base.files import cache_folder, replacing
+from fedstrata.core.fingerprint import describe
 from fedstrata.engine.context import Execution
 from fedstrata.simulate.executable import Executable
-from fedstrata.simulate.fingerprint import describe
 from fedstrata.simulate.state import ProgramOptions
 
 WORTH_MEASURING = 2e11  # floating-point operations of a run; below, measuring costs more than it can save

@@ -9,13 +9,13 @@ import jax
 import numpy as np
 
 from fedstrata.core.algorithm import Algorithm
+from fedstrata.core.fingerprint import describe, differences
 from fedstrata.core.hyperparameters import hyperparameters
 from fedstrata.data.federation import Federation
 from fedstrata.engine.checkpoint import CheckpointError, Checkpoints
 from fedstrata.problems.base import Problem
 from fedstrata.simulate.driver import Driver, carry_paths
 from fedstrata.simulate.executable import Executable
-from fedstrata.simulate.fingerprint import describe, differences
 from fedstrata.simulate.options import RunOptions, defaults
 from fedstrata.simulate.records import Records
 

@@ -57,9 +57,9 @@ class Desk:
             algorithm: the method.
             **options: those of `fs.run`.
         """
+        from fedstrata.core.fingerprint import describe
         from fedstrata.core.hyperparameters import hyperparameters
         from fedstrata.report.history import History
-        from fedstrata.simulate.fingerprint import describe
         from fedstrata.simulate.result import DivergenceWarning
         from fedstrata.simulate.run import run
 

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedstrata as fs
-from fedstrata.simulate.fingerprint import describe, fingerprint
+from fedstrata.core.fingerprint import describe, fingerprint
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5)
 trees = st.recursive(scalars, lambda t: st.lists(t, max_size=3) | st.dictionaries(st.text(max_size=3), t, max_size=3))
@@ -175,7 +175,7 @@ def test_a_problem_without_words_has_an_empty_fingerprint():
 
 PROCESS = """
 import jax, jax.numpy as jnp, optax
-from fedstrata.simulate.fingerprint import describe
+from fedstrata.core.fingerprint import describe
 names = {"w": 1.0, "bias": 2.0}
 loss = lambda p, e: sum(names[k] * jnp.sum(p[k]) for k in p)
 chosen = lambda name: name in {"w", "bias", "scale", "shift", "kernel"}
