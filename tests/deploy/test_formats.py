@@ -7,7 +7,8 @@ import struct
 import numpy as np
 
 import fedstrata as fs
-from fedstrata.deploy.agreement import DataSummary, agree, with_data
+from fedstrata.deploy.agreement import agree, with_data
+from fedstrata.deploy.data_summary import DataSummary
 from fedstrata.deploy.in_process import advance
 from fedstrata.deploy.messages import Message
 from fedstrata.deploy.server import Server

@@ -3,6 +3,7 @@
 import json
 import pickle
 import struct
+import time
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -137,17 +138,83 @@ def test_every_truncation_and_any_addition_is_refused():
         (forged([["x", "int8", [-1]]]), "negative shape"),
         (forged([["x", "int8", [-1, -1]]], b"\0"), "negative shape"),
         (forged([["x", "int8", [1]], ["x", "int8", [1]]], b"\0\0"), "repeated name"),
-        (forged([["x", "float64", [10**30]]]), "announces 80{20}"),
+        (forged([["x", "float64", [10**30]]]), "31 digits"),
+        (forged([["x", "float64", [10**18]]]), "x announces more than 2,147,483,648 bytes"),
         (forged([["x", "float64", [2**40, 2**40]]]), "announces"),
         (forged([["x", "float64", [2**61]]]), "announces"),  # 2⁶¹ × 8 = 0 in 64 bits
-        (forged([["x", "float64", [0, 10**30]]]), "dimension"),  # no bytes at all, so the lengths agree
-        (forged([["x", "int8", [1] * 100]], b"\0"), "dimension"),
+        (forged([["x", "float64", [0, 10**18]]]), "announces"),  # no bytes at all, so the lengths agree
+        (forged([["x", "float64", [10**18, 10**18, 0]]]), "announces"),
+        (forged([["x", "int8", [1] * 33]], b"\0"), "at most 32 dimensions"),
+        (forged([["x" * 513, "int8", [1]]], b"\0"), "name of at most 512 characters"),
+        (forged([[5, "int8", [1]]], b"\0"), "name of at most 512 characters"),
+        (forged([["x", "int8", [True]]], b"\0"), "not whole numbers"),
+        (forged([["\ud800", "int8", [1]]], b"\0"), "not valid Unicode"),
+        (forged([{"x": "int8"}]), "more than 0 objects"),
+        (forged([["x\n" * 50, "none", [1]]]), r"\(x\\nx.{40,80}… has a dtype none\)$"),
+        (forged([["x", "int8\x1b[2K", [1]]]), r"dtype int8\\x1b\[2K\)$"),
+        (b"FSM1\xff\xff\xff\xff[]", "4,294,967,295 bytes announced"),
     ],
     ids=lambda v: v[:20] if isinstance(v, str) else repr(v[8:40]),
 )
 def test_malformed_messages_are_refused(bad, words):
     with pytest.raises(ValueError, match=words):
         decode(bad)
+
+
+# Without limits the first took 36 s and the second 1.6 s. The others are within the length of a header.
+FLOODS = {
+    "digits": b'[["x","int8",[' + b",".join([b"9" * 4000] * 950) + b"]]]",
+    "arrays": b"[" + b",".join(b'["%d","int8",[0]]' % i for i in range(200_000)) + b"]",
+    "digits in a short header": b'[["x","int8",[' + b",".join([b"9" * 4000] * 260) + b"]]]",
+    "arrays in a short header": b"[" + b",".join(b'["%d","int8",[0]]' % i for i in range(30_000)) + b"]",
+    "products": b"[" + b",".join(b'["%d","int8",[9999999999,9999999999,0]]' % i for i in range(9_999)) + b"]",
+    "no arrays": b"[" + b",".join([b"[[],[],[]]"] * 30_000) + b"]",
+    "a dtype of lists": b'[["x",[' + b",".join([b"[]"] * 99_000) + b"],[1]]]",
+}
+
+
+@pytest.mark.parametrize("what", FLOODS)
+def test_a_flood_is_refused_before_any_work(what):
+    taken, bad = [], forged(FLOODS[what])
+    for _ in range(3):
+        start = time.process_time()
+        with pytest.raises(ValueError, match=r"^message: .{0,200}$"):
+            decode(bad)
+        taken.append(time.process_time() - start)
+    assert min(taken) < 0.05
+
+
+def test_the_largest_messages_within_the_limits_travel():
+    many = {f"{i:0>40}": np.zeros((), np.int8) for i in range(10_000)}
+    assert list(decode(encode(many))) == list(many)
+    odd = {"é" * 512: np.zeros((1,) * 32), "empty": np.zeros((0, 2**20, 2**8))}
+    assert {n: a.shape for n, a in decode(encode(odd)).items()} == {n: a.shape for n, a in odd.items()}
+
+
+@pytest.mark.parametrize(
+    ("arrays", "words"),
+    [
+        ({str(i): np.zeros(()) for i in range(10_001)}, "10,001 arrays, and at most 10,000 are allowed"),
+        ({"x" * 513: np.zeros(())}, "name of at most 512 characters"),
+        ({"x": np.zeros((1,) * 33)}, "at most 32 dimensions"),
+        ({"x": np.broadcast_to(np.zeros(()), (2**28,))}, "bytes, and at most 2,147,483,648 are allowed"),
+        ({"x": np.broadcast_to(np.zeros(()), (2**40,))}, "x announces more than 2,147,483,648 bytes"),
+        ({"x": np.zeros((0, 2**40))}, "x announces more than 2,147,483,648 bytes"),
+        ({f"{i:0>500}": np.zeros(()) for i in range(3_000)}, "header would be refused: 1,"),
+        ({"\ud800": np.zeros(())}, "header would be refused: text that is not valid Unicode"),
+    ],
+    ids=["arrays", "name", "dimensions", "bytes", "more bytes", "no bytes", "header", "surrogate"],
+)
+def test_a_sender_finds_out_first(arrays, words):
+    with pytest.raises(ValueError, match=words):
+        encode(arrays)
+
+
+def test_errors_of_names_from_a_peer_are_short():
+    like, sent = {"a": np.ones(2)}, {f"{i}\n" * 100: np.ones(2) for i in range(1_000)}
+    with pytest.raises(ValueError, match=r"^message: missing .*… and 995 more$") as error:
+        from_named_arrays(like, sent)
+    assert len(str(error.value)) < 500
 
 
 @few

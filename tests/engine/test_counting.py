@@ -9,7 +9,7 @@ from references import least_squares
 import fedstrata as fs
 from fedstrata.base.clock import Clock
 from fedstrata.data.sampling import Draw, Epochs, Whole, WithReplacement
-from fedstrata.deploy.agreement import DataSummary
+from fedstrata.deploy.data_summary import DataSummary
 
 TASK = least_squares(seed=5)
 N = TASK.federation.clients

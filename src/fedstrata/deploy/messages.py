@@ -1,7 +1,9 @@
-"""The messages of a deployed run: calls from the server to a site, and replies. A JSON header, then named arrays."""
+"""The messages of a deployed run: calls from the server to a site, and replies. A JSON header, then named arrays.
 
-import json
-import struct
+The limits of `engine.codec` hold for both. Both sides check them: the sender before a message leaves, and the receiver
+before any work on the content. Whatever the bytes, decoding returns a message or raises a ValueError of one line.
+"""
+
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -9,11 +11,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedstrata.base.text import has_controls, one_line
 from fedstrata.core.memory import Pool
 from fedstrata.core.placement import part
-from fedstrata.engine.codec import decode, encode, from_named_arrays, named_arrays
+from fedstrata.engine.codec import (
+    BYTES,
+    NAME,
+    decode,
+    encode,
+    from_named_arrays,
+    header_bytes,
+    named_arrays,
+    read_header,
+    some_names,
+)
 
 MAGIC = b"FSL1"
+LONGEST = 200  # characters in the name of a run or a site
+WHOLE = 2**31  # above the size of every number in a header
 BEGIN, START = 0, 1  # the exchanges of round −1, which prepares round 0
 EVALUATE = -2  # an exchange that changes no state; its round is the number of finished rounds
 
@@ -38,36 +53,62 @@ class Message(NamedTuple):
     pools: dict[str, list[int]] | None = None  # in a call: by pool, the writers of its rows; −1: an empty slot
 
     def encode(self) -> bytes:
-        """The message as bytes."""
+        """The message as bytes.
+
+        Raises:
+            ValueError: a limit is exceeded, so that the receiver would refuse the message.
+        """
         header = {"run": self.run, "site": self.site, "stage": self.stage, "after": self.after, "pools": self.pools}
-        text = json.dumps(header, separators=(",", ":")).encode()
-        return b"".join([MAGIC, struct.pack("<I", len(text)), text, encode(self.arrays)])
+        _checked(header)
+        start = header_bytes(MAGIC, header)
+        return start + encode(self.arrays, BYTES - len(start))
 
     @classmethod
     def decode(cls, data: bytes) -> "Message":
-        """The message in these bytes.
+        """The message in these bytes. Its arrays are views of them.
+
+        Args:
+            data: what was received.
 
         Raises:
-            ValueError: the bytes are malformed.
+            ValueError: the bytes are malformed, or a limit is exceeded.
         """
-        if len(data) < 8 or data[:4] != MAGIC:
-            raise ValueError("message: not a FedStrata message (wrong first bytes)")
-        length = struct.unpack_from("<I", data, 4)[0]
-        try:
-            header = json.loads(data[8 : 8 + length])
-            stage, after = Stage(*_whole(header["stage"])), header["after"]
-            pools = {str(f): _whole(ids) for f, ids in (header["pools"] or {}).items()}
-            run, site = str(header["run"]), str(header["site"])
-            after = None if after is None else Stage(*_whole(after))
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise ValueError(f"message: unreadable header ({error!r})") from None
-        return cls(run, stage, site, decode(data[8 + length :]), after, pools or None)
+        header, end = read_header(data, MAGIC, objects=2)
+        run, site, stage, after, pools = _checked(header)
+        return cls(run, stage, site, decode(memoryview(data)[end:], BYTES - end), after, pools)
 
 
-def _whole(values: Any) -> list[int]:
-    if not all(isinstance(v, int) and not isinstance(v, bool) for v in values):
-        raise ValueError(f"{values!r} must be whole numbers")
-    return list(values)
+def _checked(header: Any) -> tuple[str, str, Stage, Stage | None, dict[str, list[int]] | None]:
+    """The parts of a header; a ValueError if one is missing or malformed."""
+    if not isinstance(header, dict) or not {"run", "site", "stage", "after", "pools"} <= header.keys():
+        raise ValueError("message: unreadable header (run, site, stage, after and pools are needed)")
+    for which in ("run", "site"):
+        name = header[which]
+        if not isinstance(name, str) or len(name) > LONGEST or has_controls(name):
+            raise ValueError(
+                f"message: unreadable header (the name of the {which} must be a text of at most {LONGEST} characters "
+                f"without control characters, not {one_line(name, 60) if isinstance(name, str) else type(name)})"
+            )
+    stage, after, pools = header["stage"], header["after"], header["pools"]
+    stage, after = _stage("stage", stage), None if after is None else _stage("after", after)
+    if pools is None:
+        return header["run"], header["site"], stage, after, None
+    if not isinstance(pools, dict) or not all(len(name) <= NAME and _whole(ids) for name, ids in pools.items()):
+        raise ValueError(
+            f"message: unreadable header (pools must be lists of whole numbers by names of at most {NAME} characters)"
+        )
+    return header["run"], header["site"], stage, after, pools or None
+
+
+def _stage(name: str, values: Any) -> Stage:
+    if not _whole(values) or not 2 <= len(values) <= 4:
+        raise ValueError(f"message: unreadable header ({name} must be 2 to 4 whole numbers below 2^31 in size)")
+    return Stage(*values)
+
+
+def _whole(values: Any) -> bool:
+    """Whether this is a list of whole numbers that fit 32 bits."""
+    return isinstance(values, list | tuple) and all(type(v) is int and -WHOLE < v < WHOLE for v in values)
 
 
 def pack(fields: Mapping[str, Any]) -> tuple[dict[str, np.ndarray], dict[str, list[int]]]:
@@ -110,7 +151,7 @@ def unpack(
         found = from_named_arrays(shape, {n: left.pop(n) for n in names if n in left}, path)
         out[path] = _pool(value, found, pools.get(path, []) if pools else None) if isinstance(value, Pool) else found
     if left:
-        raise ValueError(f"message: unexpected {sorted(left)}")
+        raise ValueError(f"message: unexpected {some_names(sorted(left))}")
     return out
 
 

@@ -129,8 +129,8 @@ def test_a_pairwise_problem_adds_its_metrics_of_pooled_scores():
 def test_a_site_that_withholds_its_scores_is_named_and_nothing_is_pooled_without_it():
     server, sites, _ = deployed(open_to=(0, 1, 3))
     sent = {}
-    link = server.link
-    server.link = lambda calls: sent.update(link(calls)) or sent
+    link = server.caller.link
+    server.caller.link = lambda calls: sent.update(link(calls)) or sent
     found = server.evaluate(server.begin(), scores=("test",))
     assert found.pooled == {}
     assert sites[2].name in found.unavailable["test/auc"]
@@ -145,8 +145,8 @@ def test_a_site_that_withholds_its_scores_is_named_and_nothing_is_pooled_without
 def test_no_scores_are_sent_without_a_request():
     server, _, _ = deployed()
     sent = {}
-    link = server.link
-    server.link = lambda calls: sent.update(link(calls)) or sent
+    link = server.caller.link
+    server.caller.link = lambda calls: sent.update(link(calls)) or sent
     assert server.evaluate(server.begin(), splits=("test",)).unavailable.keys() == {"objective"}
     assert all(array.size == 1 for reply in sent.values() for array in reply.arrays.values())
 
@@ -157,7 +157,7 @@ def faulty(server, fault):
     def link(calls):
         return {
             i: fault(reply) if i == 2 and calls[i].stage.exchange == EVALUATE else reply
-            for i, reply in server.link(calls).items()
+            for i, reply in server.caller.link(calls).items()
         }
 
     return Server(server.agreement, server.names, link)
@@ -175,6 +175,7 @@ FAULTS = {
     "not finite": changed("said.values['test/loss']", np.array(np.inf)),
     "float32": changed("said.values['test/loss']", np.zeros((), np.float32)),
     "cannot have -1 rows": changed("said.counts['test']", np.array(-1)),
+    "cannot have 4294967301 rows": changed("said.counts['test']", np.array(2**32 + 5)),
     "expected float64": changed("said.scores['test']", np.zeros(3)),
     "not all finite": lambda reply: changed(
         "said.scores['test']", np.full_like(reply.arrays["said.scores['test']"], np.nan)
@@ -204,7 +205,7 @@ def test_measures_leave_a_private_run_only_if_a_site_allows_it():
     with pytest.raises(ValueError, match=r'client 0 sends no measures.*tells="measures"'):
         server.evaluate(now)
     calls = {}
-    server.link = lambda asked: calls.update(asked) or {}
+    server.caller.link = lambda asked: calls.update(asked) or {}
     assert server.evaluate(now).missing.keys() == set(server.names)
     first.tells = "measures"
     assert "said.values['test/loss']" in first.answer(calls[0]).arrays
@@ -239,7 +240,7 @@ def test_an_impossible_evaluation_is_refused_before_any_call():
     ]:
         params = {"params": np.ones(3)} if problem is vectors else {}
         server, _, _ = in_process_run(problem, algorithm, clinics().by_label(), batch_size=2, **params)
-        now, server.link = server.begin(), no_call
+        now, server.caller.link = server.begin(), no_call
         with pytest.raises(ValueError, match=why):
             server.evaluate(now, scores=("test",))
         with pytest.raises(ValueError, match="unknown split of the sites 'valid'"):
@@ -251,6 +252,9 @@ def test_a_site_refuses_a_malformed_request_and_one_without_data():
     stage = Stage(0, EVALUATE)
     with pytest.raises(ValueError, match="places among the splits"):
         site.answer(Message("in process", stage, site.name, {"splits": np.array([7], np.int32)}))
+    many = {"splits": np.zeros((10**6,), np.int32)}
+    with pytest.raises(ValueError, match=r"places among the splits .*, and is int32\(1000000,\)$"):
+        site.answer(Message("in process", stage, site.name, many))
     site.data = None
     with pytest.raises(ValueError, match=f"{site.name}: this site has no data to evaluate on"):
         site.answer(Message("in process", stage, site.name, {}))

@@ -10,6 +10,7 @@ import numpy as np
 from fedstrata.base.errors import unknown
 from fedstrata.core.vector import Vector
 from fedstrata.data.federation import Federation
+from fedstrata.data.validation import LARGEST
 from fedstrata.deploy.agreement import Agreement
 from fedstrata.deploy.evaluation import local
 from fedstrata.engine.codec import from_named_arrays, named_arrays
@@ -69,8 +70,10 @@ class Request(NamedTuple):
         requested: list[list[str]] = []
         for name in ("splits", "scores"):
             places = left.pop(name, None)
-            if places is None or places.dtype != np.int32 or not all(0 <= i < len(names) for i in places.ravel()):
-                raise ValueError(f"evaluation: {name!r} must be places among the splits {names}, not {places}")
+            fits = places is not None and places.dtype == np.int32 and places.size <= len(names)
+            if places is None or not fits or not all(0 <= i < len(names) for i in places.ravel()):
+                shown = "missing" if places is None else f"{places.dtype}{places.shape}"
+                raise ValueError(f"evaluation: {name!r} must be places among the splits {names}, and is {shown}")
             requested.append([names[i] for i in places.ravel()])
         x = jax.tree.map(jnp.asarray, from_named_arrays(agreement.x0, left, "x"))
         return cls.of(agreement, *requested), x
@@ -90,7 +93,7 @@ class Request(NamedTuple):
             if np.isinf(value):
                 raise ValueError(f"{name} is not finite")
         for split, count in reply.counts.items():
-            if count < 0:
+            if not 0 <= count <= LARGEST:
                 raise ValueError(f"split {split!r} cannot have {count} rows")
         sent = () if reply.withheld else self.scores
         row = lambda split, dtype: np.broadcast_to(np.zeros((), dtype), (int(reply.counts[split]),))

@@ -303,7 +303,8 @@ class Pairwise(Problem):
     @property
     def positive_share(self) -> Array:
         """|S_1| / (|S_1| + |S_2|)."""
-        first, second = (jnp.sum(count) for count in self._bound[0])
+        # Each set is numbered in 31 bits, so 32 are enough for both.
+        first, second = (jnp.sum(count.astype(jnp.uint32)) for count in self._bound[0])
         return first / (first + second)
 
     def blank(self, side: Literal["first", "second", "u"]) -> Array:
