@@ -12,15 +12,17 @@ from cases import CASES, START, task_of
 
 import fedstrata as fs
 from fedstrata.base.clock import domain
+from fedstrata.core.grid import Grid
 from fedstrata.core.placement import placements
 from fedstrata.data.federation import Federation
 from fedstrata.data.split import Split
 from fedstrata.deploy.in_process import Traffic, advance, in_process_link, in_process_run
-from fedstrata.deploy.messages import Message, pack
+from fedstrata.deploy.messages import Message, Stage, pack
+from fedstrata.deploy.privacy_accountant import PrivacyAccountant
 from fedstrata.deploy.secure_sum import MaskedSum, SecureSumError
-from fedstrata.deploy.server import Server
+from fedstrata.deploy.server import Server, ServerState
 from fedstrata.deploy.site import Site
-from fedstrata.deploy.site_store import MemoryStore
+from fedstrata.deploy.site_store import DiskStore, MemoryStore
 from fedstrata.engine.checkpoint import Checkpoints
 from fedstrata.simulate.options import RunOptions
 from fedstrata.simulate.run import prepare
@@ -29,6 +31,7 @@ CLIP = 0.05
 ROUNDS = 2
 TIGHT = fs.Privacy(CLIP, noise=0.0)
 LOUD = fs.Privacy(CLIP, noise=0.5)
+LOCAL = fs.Privacy(CLIP, noise=0.5, where="sites")
 
 
 def algorithm(name):
@@ -49,7 +52,7 @@ def agreed(name, **options):
 def deployed(name, noise_key=None, secure=(None, [None] * 4), **options):
     """A new server, and new sites."""
     agreement, names, at_sites = agreed(name, **options)
-    sites = [Site(at_sites[i], names[i], i, MemoryStore(), secure=secure[1][i]) for i in range(4)]
+    sites = [Site(at_sites[i], names[i], i, MemoryStore(), secure=secure[1][i], noise_key=noise_key) for i in range(4)]
     link = in_process_link(sites, Traffic())
     return Server(agreement, names, link, noise_key=noise_key, secure=secure[0]), sites
 
@@ -77,13 +80,13 @@ def disturbed(agreement):
 
 def transcript(server, rounds):
     """All calls and replies of a run, exchange by exchange."""
-    heard, link = [], server.link
+    heard, link = [], server.caller.link
 
     def spy(calls):
         heard.append((dict(calls), replies := dict(link(calls))))
         return replies
 
-    server.link = spy
+    server.caller.link = spy
     advance(server, rounds)
     return heard
 
@@ -153,19 +156,36 @@ def test_a_deployed_private_run_equals_the_simulated_one(name):
     assert np.linalg.norm(other.solution(advance(other, 3)).tree - there) > 1e-4
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["SCAFFOLD", "FedNest", "AdaMFCGD", "FedDRSCGD"])
+def test_a_deployed_run_with_noise_of_sites_equals_the_simulated_one(name):
+    key = domain(jax.random.key(0), "privacy")
+    server, _ = deployed(name, privacy=LOCAL, cohort=3, noise_key=key)
+    here, there = server.solution(advance(server, 3)).tree, simulated(name, 3, privacy=LOCAL, cohort=3)
+    np.testing.assert_allclose(here, there, rtol=1e-12, atol=1e-13)
+    assert np.linalg.norm(there - simulated(name, 3, privacy=LOUD, cohort=3)) > 1e-4
+
+
 def test_a_wide_clip_without_noise_changes_nothing():
     wide = simulated("SCAFFOLD", cohort=3, privacy=fs.Privacy(1e6, noise=0.0))
     np.testing.assert_allclose(wide, simulated("SCAFFOLD", cohort=3), rtol=1e-13)
 
 
-def test_the_noise_of_a_run_is_as_declared_and_independent_in_every_round():
-    """Clients that do not move, weighted by size: the largest weight scales the noise."""
+@pytest.mark.parametrize("privacy", [LOUD, LOCAL], ids=lambda p: p.where)
+def test_the_noise_of_a_run_is_as_declared_and_independent_in_every_round(privacy):
+    """Clients that do not move, weighted by size: the largest weight scales the server's noise, all that of sites."""
     task = task_of(algorithm("FedAvg"))
     counts = np.asarray(task.federation["train"].counts)
     assert counts.max() > counts.min()
-    std = LOUD.noise * LOUD.clip * counts.max() / counts.sum()
-    given = {"params": START, "weights": "size", "privacy": LOUD, "seeds": 600, "evaluate": (), "stationarity": False}
-    this = prepare(task.problem, fs.FedAvg(1e-14, 1), task.federation, RunOptions(rounds=2, **given))
+    scale = counts.max() if privacy.where == "server" else np.sqrt(np.sum(counts**2))
+    std = privacy.noise * privacy.clip * scale / counts.sum()
+    given = {"params": START, "weights": "size", "privacy": privacy, "seeds": 600}
+    this = prepare(
+        task.problem,
+        fs.FedAvg(1e-14, 1),
+        task.federation,
+        RunOptions(rounds=2, evaluate=(), stationarity=False, **given),
+    )
     before, points = this.begin()[0], [START]
     for round in range(2):
         before = this.advance(before, round, round + 1)[0]
@@ -176,9 +196,11 @@ def test_the_noise_of_a_run_is_as_declared_and_independent_in_every_round():
 
 
 @pytest.mark.slow
-def test_a_private_run_is_the_same_out_of_core_and_on_a_mesh():
+@pytest.mark.parametrize("name", ["FedAvg", "AdaMFCGD"])  # the second merges starts, in batches if out of core
+@pytest.mark.parametrize("privacy", [LOUD, LOCAL], ids=lambda p: p.where)
+def test_a_private_run_is_the_same_out_of_core_and_on_a_mesh(name, privacy):
     plain, streamed, spread = (
-        simulated("FedAvg", privacy=LOUD, cohort=3, **how) for how in ({}, {"stream": True}, {"mesh": 2})
+        simulated(name, privacy=privacy, cohort=3, **how) for how in ({}, {"stream": True}, {"mesh": 2})
     )
     np.testing.assert_allclose(streamed, plain, rtol=1e-11)
     np.testing.assert_allclose(spread, plain, rtol=1e-11)
@@ -209,6 +231,56 @@ def test_two_servers_add_different_noise_although_the_seed_is_the_same():
         advance(deployed("SCAFFOLD", privacy=LOUD, noise_key=key)[0], 1).shared.x.tree for key in (None, None, seeds)
     ]
     assert min(np.linalg.norm(ends[i] - ends[j]) for i, j in ((0, 1), (0, 2), (1, 2))) > 1e-4
+
+
+def test_the_noise_of_a_server_is_samples_and_no_key():
+    """A key of 64 bits could be searched for; 128 bits of the operating system stand behind every number."""
+    accountant = PrivacyAccountant(LOUD)
+    one, two = (accountant.noise_for(Stage(0, 0), ["a"], True, Grid.of(0.5, 4, 2000)) for _ in range(2))
+    assert one.dtype == np.int32
+    assert np.mean(np.asarray(one) == np.asarray(two)) < 0.01
+    bits = Grid.of(0.5, 4, 2000).bits
+    np.testing.assert_allclose(np.std(one) / 2**bits, 1, rtol=5 / np.sqrt(2 * 2000))
+    assert accountant.counts == {"a": 2}
+
+
+def test_sites_add_noise_to_their_replies_and_the_server_adds_none():
+    clean = transcript(deployed("FedAvg", privacy=TIGHT)[0], 1)
+    server, sites = deployed("FedAvg", privacy=LOCAL)
+    _, replies = transcript(server, 1)[-1]
+    noises = [replies[i].arrays["x.tree"] - clean[-1][1][i].arrays["x.tree"] for i in range(4)]
+    assert min(np.linalg.norm(noise) for noise in noises) > 0.1 * LOCAL.noise * CLIP
+    assert min(np.linalg.norm(noises[i] - noises[j]) for i in range(4) for j in range(i)) > 0.1 * LOCAL.noise * CLIP
+    again = Server(
+        server.agreement, server.names, lambda calls: {i: replies[i]._replace(stage=c.stage) for i, c in calls.items()}
+    )
+    start = ServerState(0, server.begin().shared, dict.fromkeys(range(4), Stage(-1, -1)))
+    mean = np.mean([replies[i].arrays["x.tree"] for i in range(4)], axis=0)
+    np.testing.assert_allclose(again.round(start).shared.x.tree, mean, rtol=1e-13)
+    assert [site.privacy().exchanges for site in sites] == [1] * 4
+
+
+def test_a_repeated_call_draws_new_noise_which_the_site_counts_and_remembers(tmp_path):
+    server, sites = deployed("FedAvg", privacy=LOCAL)
+    heard = transcript(server, 1)
+    agreement, name = sites[1].agreement, sites[1].name
+    calls = [Message.decode(calls[1].encode()) for calls, _ in heard]
+    site = Site(agreement, name, 1, DiskStore(tmp_path, name))
+    replies = [site.answer(call) for call in (*calls, calls[-1])]
+    assert np.linalg.norm(replies[-1].arrays["x.tree"] - replies[-2].arrays["x.tree"]) > 0.1 * LOCAL.noise * CLIP
+    assert site.privacy().exchanges == 2  # nothing is released before round 0
+    kept = json.loads((tmp_path / "privacy.json").read_text())
+    assert kept == {"exchanges": {name: 2}, "noise": 0.5, "delta": 1e-5, "where": "sites"}
+    resumed = Site(agreement, name, 1, DiskStore(tmp_path, name))
+    resumed.answer(calls[-1])
+    assert resumed.privacy().exchanges == 3
+    assert deployed("FedAvg", privacy=LOUD)[1][0].privacy() is None
+
+
+def test_a_model_too_large_for_the_grid_is_refused_before_it_runs():
+    for start in (executable, deployed):
+        with pytest.raises(ValueError, match="use less noise, a smaller cohort, or a smaller model"):
+            start("FedAvg", privacy=fs.Privacy(CLIP, noise=1e7))
 
 
 class Killed(Exception):
@@ -253,18 +325,36 @@ def hidden(bits=40):
     return {"secure": MaskedSum.dealt(4, bits=bits)}
 
 
+def distance(one, other):
+    return max(jax.tree.leaves(jax.tree.map(lambda a, b: float(np.abs(a - b).max()), one, other)))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["FedAvg", "SCAFFOLD", "FedNest", "AdaMFCGD"])
 def test_a_run_with_masked_sums_is_the_same_to_their_resolution(name):
-    """Private runs, too, in a cohort of three: before round 0 the starts of all four are summed."""
-    key = domain(jax.random.key(0), "privacy")
-    given = {} if name == "FedAvg" else {"privacy": LOUD, "cohort": 3, "noise_key": key}
     plain, fine, coarse = (
-        advance(deployed(name, **given, **more)[0], ROUNDS).shared for more in ({}, hidden(), hidden(bits=14))
+        advance(deployed(name, **more)[0], ROUNDS).shared for more in ({}, hidden(), hidden(bits=14))
     )
-    distance = lambda a: max(jax.tree.leaves(jax.tree.map(lambda a, b: float(np.abs(a - b).max()), a, plain)))
-    assert distance(fine) < 2.0**-40 * 1000
-    assert 2.0**-40 * 1000 < distance(coarse) < 2.0**-14 * 1000  # the fixed-point resolution explains the difference
+    assert distance(fine, plain) < 2.0**-40 * 1000
+    assert 2.0**-40 * 1000 < distance(coarse, plain) < 2.0**-14 * 1000  # the fixed-point resolution explains it
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["SCAFFOLD", "FedNest", "AdaMFCGD"])
+def test_a_private_run_with_masked_sums_is_the_same_to_a_step_of_the_grid(name):
+    """In a cohort of three; before round 0 the starts of all four are summed. A mean is rounded to a step only once."""
+    given = {"privacy": LOUD, "cohort": 3, "noise_key": domain(jax.random.key(0), "privacy")}
+    plain, masked = (advance(deployed(name, **given, **more)[0], ROUNDS).shared for more in ({}, hidden()))
+    grid = Grid.of(LOUD.noise, 3, START.size)
+    assert distance(masked, plain) < 100 * CLIP / 3 / grid.bound
+    assert grid.bound > 2**20
+
+
+def test_a_secure_sum_must_be_finer_than_the_grid_and_cannot_be_combined_with_noise_of_sites():
+    with pytest.raises(ValueError, match=r"14 bits is coarser than the grid.*use at least \d\d bits"):
+        deployed("SCAFFOLD", privacy=LOUD, **hidden(bits=14))
+    with pytest.raises(ValueError, match=r'where="sites"\) cannot be combined with a secure sum yet'):
+        deployed("SCAFFOLD", privacy=dataclasses.replace(LOUD, where="sites"), **hidden())
 
 
 def test_the_server_sees_no_single_value():
@@ -281,7 +371,7 @@ def test_the_server_sees_no_single_value():
 
 def test_a_masked_sum_without_a_site_fails_and_the_round_can_be_repeated():
     server, _ = deployed("SCAFFOLD", **hidden())
-    silent = lambda calls: {i: r for i, r in server.link(calls).items() if i != 2 or calls[i].stage.round < 1}
+    silent = lambda calls: {i: r for i, r in server.caller.link(calls).items() if i != 2 or calls[i].stage.round < 1}
     lossy = Server(server.agreement, server.names, silent, quorum=0.5, secure=server.secure)
     now = advance(lossy, 1)
     with pytest.raises(SecureSumError, match=r"sites \[2\] are missing.*repeat the round"):

@@ -11,10 +11,13 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 
 import fedstrata as fs
+from fedstrata.base.accounting import epsilon
+from fedstrata.core.clipping import clipped
+from fedstrata.core.fingerprint import describe
+from fedstrata.core.grid import Grid
 from fedstrata.core.placement import placements
 from fedstrata.engine.exchange import exchanges
-from fedstrata.engine.privacy import Privacy, Spent, clipped, epsilon, mechanisms, noise_key, noised
-from fedstrata.simulate.fingerprint import describe
+from fedstrata.engine.privacy import Privacy, Spent, mechanisms, noise_key
 
 
 def fields(seed, scale=1.0):
@@ -56,15 +59,15 @@ def test_changes_of_float32_are_clipped_to_the_norm_at_any_scale(scale):
     exact = np.asarray(change, np.float64)
     for clip in (1e-25, 1.0, 1e20):
         out = jax.jit(clipped, static_argnums=2)({"x": change}, {"x": jnp.zeros_like(change)}, clip)["x"]
-        np.testing.assert_allclose(out, exact * min(1, clip / np.linalg.norm(exact)), rtol=1e-6, atol=1e-37)
+        np.testing.assert_allclose(out, exact * min(1, clip / np.linalg.norm(exact)), rtol=2e-6, atol=1e-37)
 
 
 def test_noise_has_its_standard_deviation_and_is_independent_between_fields_and_exchanges():
     size, std, key = 40_000, 0.3, jax.random.key(1)
-    zeros = {"x": jnp.zeros(size), "dx": jnp.zeros(size)}
+    zeros, grid = {"x": jnp.zeros(size), "dx": jnp.zeros(size)}, Grid.of(0.6, 4, 2 * size)
     exchanges = [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (-1, 0, 0)]
-    draws = [noised(zeros, noise_key(key, *when), std)[f] for when in exchanges for f in zeros]
-    noise = np.stack([np.asarray(d) for d in draws])
+    values = lambda when: grid.values(grid.noise(noise_key(key, *when), zeros["x"].dtype), zeros, clip=2.0, weight=0.25)
+    noise = np.stack([np.asarray(values(when)[f]) for when in exchanges for f in zeros])
     np.testing.assert_allclose(noise.std(axis=1), std, rtol=5 / np.sqrt(2 * size))
     assert np.abs(noise.mean(axis=1)).max() < 5 * std / np.sqrt(size)
     assert np.abs(np.corrcoef(noise) - np.eye(len(noise))).max() < 5 / np.sqrt(size)
@@ -79,17 +82,21 @@ def exact(noise, exchanges, delta):
     return brentq(excess, 1e-9, mu**2 + 20 * mu + 20)
 
 
-@pytest.mark.parametrize(("noise", "exchanges"), [(1.0, 1), (0.7, 20), (5.0, 10), (20.0, 400), (0.3, 1000)])
-def test_epsilon_is_a_close_upper_bound_of_the_exact_one(noise, exchanges):
+@pytest.mark.parametrize(
+    ("noise", "exchanges"), [(1.0, 1), (0.7, 20), (1.1, 100), (5.0, 10), (20.0, 400), (0.3, 1000), (0.01, 1)]
+)
+def test_epsilon_is_an_upper_bound_within_a_thousandth_of_the_exact_one(noise, exchanges):
+    """Also where ε is in the thousands, in little time: the table has a limited size."""
     told, true = epsilon(noise, exchanges, 1e-5), exact(noise, exchanges, 1e-5)
-    assert true <= told <= 1.15 * true
+    assert true * (1 - 1e-12) <= told <= 1.001 * true
 
 
-def test_epsilon_agrees_with_privacy_loss_distributions():
-    from dp_accounting import GaussianDpEvent, pld
+def test_epsilon_is_below_that_of_renyi_divergences_and_falls_back_to_it():
+    from dp_accounting import GaussianDpEvent, rdp
 
-    tight = pld.PLDAccountant().compose(GaussianDpEvent(4.0), 8).get_epsilon(1e-6)
-    assert exact(4.0, 8, 1e-6) <= tight <= epsilon(4.0, 8, 1e-6) <= 1.15 * tight
+    by_renyi = lambda *of: rdp.RdpAccountant().compose(GaussianDpEvent(of[0]), of[1]).get_epsilon(1e-5)
+    assert epsilon(1.1, 10, 1e-5) < 0.94 * by_renyi(1.1, 10)
+    assert epsilon(0.01, 1000, 1e-5) == by_renyi(0.01, 1000)
 
 
 def test_nothing_released_costs_nothing_and_no_noise_hides_nothing():
@@ -112,6 +119,7 @@ def test_epsilon_names_the_package_to_install(monkeypatch):
         ({"clip": 1.0, "noise": -1.0}, "noise=-1.0 must be a finite number >= 0"),
         ({"clip": 1.0, "noise": 1.0, "delta": 1.0}, "delta=1.0 must be between 0 and 1"),
         ({"clip": 1.0, "noise": 1.0, "accept": "s"}, r"accept=\('s',\)"),
+        ({"clip": 1.0, "noise": 1.0, "where": "site"}, r"unknown place of the noise.*'site'; did you mean sites"),
     ],
 )
 def test_wrong_values_are_refused(wrong, why):

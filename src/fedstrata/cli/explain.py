@@ -98,7 +98,7 @@ def _show_traffic(about: dict[str, Any]) -> None:
     )
     if about["privacy"]:
         paragraph(f"beware: {about['privacy']}")
-    paragraph("models, changes and gradients can give away training examples (zhu2019); nothing here adds noise")
+    paragraph("models, changes and gradients can give away training examples (zhu2019); only fs.Privacy adds noise")
     out.print()
 
 

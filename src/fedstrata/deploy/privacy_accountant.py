@@ -1,22 +1,22 @@
-"""Noise keys for the merges of a deployed run, and a count of the releases of every site's changes."""
+"""The noise of a deployed run, and a count of the releases of every site's changes."""
 
 import json
-import secrets
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
 from fedstrata.base.files import replacing
+from fedstrata.base.gaussian import floor_gaussian
+from fedstrata.core.grid import Grid, Noise
 from fedstrata.deploy.messages import Stage
 from fedstrata.engine.privacy import Privacy, Spent, noise_key
 
 
 class PrivacyAccountant:
-    """Gives out noise keys, and counts every release before its key is used.
+    """Draws noise, and counts every release before its noise is used; one at the server, or one at every site.
 
     A round that is repeated after a crash releases other noise, and so counts again. Releases before `keep_in` are
     counted in memory only.
@@ -27,8 +27,8 @@ class PrivacyAccountant:
 
         Args:
             privacy: the noise; None: the run is not private.
-            key: of the noise, for tests that compare with a simulation. None: a fresh key of the operating system for
-                every merge. The run's seed would not do: all sites have it, and could subtract the noise.
+            key: of the noise, for tests that compare with a simulation. None: noise from the operating system's
+                generator. The run's seed would not do: all sites have it, and could subtract the noise.
         """
         self.privacy, self.key = privacy, key
         self.counts: dict[str, int] = {}  # by site: the released means that it is part of
@@ -49,29 +49,31 @@ class PrivacyAccountant:
         names = dict.fromkeys(name for source in sources for name in source)
         self.counts = {name: max(source.get(name, 0) for source in sources) for name in names}
 
-    def key_for(self, stage: Stage, sites: Iterable[str], released: bool) -> PRNGKeyArray | None:
-        """The noise key of a merge; None if the run is not private.
+    def noise_for(self, stage: Stage, sites: Iterable[str], released: bool, grid: Grid | None) -> Noise | None:
+        """The noise of an exchange, which is counted; None without a grid, and if the run is not private.
 
         Args:
-            stage: of the merge.
-            sites: the names of those whose fields are merged.
+            stage: of the exchange.
+            sites: the names of those whose fields are released.
             released: whether a mean is among these fields.
+            grid: of the noise that is added here.
         """
         if self.privacy is None:
             return None
         if released:
             self.counts |= {name: self.counts.get(name, 0) + 1 for name in sites}
             self._write(self.privacy)
+        if grid is None:
+            return None
         if self.key is not None:
             return noise_key(self.key, stage.round, stage.phase, stage.repetition)
-        words = np.frombuffer(secrets.token_bytes(8), np.uint32)
-        return jax.random.wrap_key_data(jnp.asarray(words), impl="threefry2x32")
+        return jnp.asarray(floor_gaussian(grid.bits, grid.size).astype(np.int32))
 
     def _write(self, privacy: Privacy) -> None:
         if self.file is not None:
-            content = {"exchanges": self.counts, "noise": privacy.noise, "delta": privacy.delta}
+            settings = {"noise": privacy.noise, "delta": privacy.delta, "where": privacy.where}
             with replacing(self.file) as part:
-                part.write_text(json.dumps(content, indent=2))
+                part.write_text(json.dumps({"exchanges": self.counts, **settings}, indent=2))
 
     def spent(self) -> Spent | None:
         """The privacy spent by the site that took part in the most releases; None if the run is not private."""

@@ -7,9 +7,9 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import PRNGKeyArray
 
 from fedstrata.core.algorithm import Cohort
+from fedstrata.core.grid import Noise
 from fedstrata.deploy.agreement import Agreement
 from fedstrata.engine import initialise
 from fedstrata.engine.exchange import Exchange
@@ -52,7 +52,9 @@ def merge_and_step(
     shared: Any,
     sent: dict[str, Any],
     cohort: Cohort,
-    noise: PRNGKeyArray | None,
+    *,
+    reference: Any,
+    noise: Noise | None,
     merged_already: dict[str, Any],
 ) -> Any:
     """The server's state after an exchange.
@@ -63,13 +65,12 @@ def merge_and_step(
         shared: the server's state before.
         sent: the sites' fields, stacked by slot.
         cohort: the sites that take part.
-        noise: the key of the noise, in a private run.
+        reference: in a private run, the values around which sites clipped their changes.
+        noise: in a private run, if the server adds it.
         merged_already: fields that came merged, from a secure sum.
     """
-    slots = _slots(cohort)
-    return run_server(
-        agreement.started(), exchange, shared, sent, cohort, slots, noise=noise, merged_already=merged_already
-    )
+    given = {"reference": reference, "noise": noise, "merged_already": merged_already}
+    return run_server(agreement.started(), exchange, shared, sent, cohort, _slots(cohort), **given)
 
 
 @eqx.filter_jit
@@ -78,7 +79,7 @@ def merge_starts(
     shared: Any,
     sent: dict[str, Any],
     cohort: Cohort,
-    noise: PRNGKeyArray | None,
+    noise: Noise | None,
     merged_already: dict[str, Any],
 ) -> Any:
     """The server's state after all sites have sent their starts; arguments as in `merge_and_step`."""

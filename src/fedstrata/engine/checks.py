@@ -1,5 +1,6 @@
 """Checks before compilation, for simulation and deployment. Each message names the argument and the remedy."""
 
+import dataclasses
 import warnings
 
 import jax
@@ -8,10 +9,12 @@ import numpy as np
 
 from fedstrata.base.errors import SetupWarning, unknown
 from fedstrata.core.algorithm import Algorithm
+from fedstrata.core.placement import PlacedState, select
 from fedstrata.core.vector import Vector
 from fedstrata.data.federation import Federation
 from fedstrata.data.sampling import Sampler
 from fedstrata.data.validation import numbered
+from fedstrata.engine.context import RoundContext
 from fedstrata.engine.exchange import Exchange, exchanges
 from fedstrata.engine.privacy import Privacy
 from fedstrata.problems.base import Problem
@@ -87,6 +90,17 @@ def check_private(privacy: Privacy | None, algorithm: Algorithm, problem: Proble
     if not isinstance(privacy, Privacy):
         raise TypeError(f"privacy={privacy!r} is not a Privacy; create one, e.g. fs.Privacy(clip=1.0, noise=1.0)")
     privacy.check(algorithm, problem)
+
+
+def check_grid(context: RoundContext, template: PlacedState) -> None:
+    """The integers of a private run must be able to hold what its clients send; `template` may have shapes only."""
+    if context.privacy is None:
+        return
+    started = dataclasses.replace(context, template=template)
+    for exchange in context.exchanges:
+        started.grid(exchange.sends)
+    if context.algorithm.merge_at_init:
+        started.grid(select(context.state, lambda p: p.up), context.clients)
 
 
 def check_counts(problem: Problem, federation: Federation, rule: Sampler) -> None:

@@ -10,6 +10,7 @@ from jaxtyping import Array, PRNGKeyArray
 from fedstrata.base.clock import BEGIN, END, Clock
 from fedstrata.base.random import fold_in
 from fedstrata.core.algorithm import Algorithm, Phase, steps_of
+from fedstrata.core.grid import Noise
 from fedstrata.core.hyperparameters import at_time
 from fedstrata.core.memory import Pool
 from fedstrata.core.placement import PlacedState, part, placements, select, with_parts
@@ -62,6 +63,7 @@ def run_client(
     received_fields: frozenset[str],
     repetition: Array,
     reference: PlacedState | None = None,
+    noise: Noise | None = None,
 ) -> dict[str, Any]:
     """One client's work in an exchange. Returns the fields that it sends and those that it keeps.
 
@@ -74,12 +76,13 @@ def run_client(
         received_fields: names of the fields that it received earlier in this round.
         repetition: the number of this repetition of the exchange.
         reference: in a private run, the values around which its changes are clipped. It continues from what it sent.
+        noise: of this client, if it adds noise itself.
     """
     start = with_parts(context.template._replace(**copies), received)
     view = ClientView(context.algorithm, {*received_fields, *Exchange(0, exchange.receives, ()).fields})
     state = _local_work(context, exchange.number, repetition, client, start, view)
     if context.privacy is not None and reference is not None:
-        state = context.privacy.clipped(state, reference, exchange.sends)
+        state = context.privacy.sent(state, reference, context.grid(exchange.sends), exchange.sends, noise)
     return {f: part(state, f) for f in {*exchange.sends, *kept_fields(type(state))}}
 
 

@@ -11,6 +11,7 @@ from jaxtyping import Array, PRNGKeyArray
 from fedstrata.base.clock import Clock, domain
 from fedstrata.base.random import fold_in
 from fedstrata.core.algorithm import Algorithm, Cohort, steps_of
+from fedstrata.core.grid import Grid
 from fedstrata.core.hyperparameters import at_time
 from fedstrata.core.vector import Vector
 from fedstrata.data.sampling import Sampler
@@ -96,8 +97,14 @@ class RoundContext(eqx.Module):
     def noise(
         self, key: PRNGKeyArray, round: Array | int = -1, phase: int = 0, repetition: Array | int = 0
     ) -> PRNGKeyArray | None:
-        """The key of the noise of one merge, in a private run; before round 0 the round is −1."""
+        """The key of the noise of one exchange, in a private simulation; before round 0 the round is −1."""
         return None if self.privacy is None else noise_key(domain(key, "privacy"), round, phase, repetition)
+
+    def grid(self, paths: tuple[str, ...], clients: int | None = None) -> Grid | None:
+        """The grid of the noise of an exchange of a private run, in which `clients` (a cohort) send these paths."""
+        if self.privacy is None:
+            return None
+        return self.privacy.grid(self.template, paths, self.cohort_size if clients is None else clients)
 
 
 def start_values(algorithm: Algorithm, problem: Problem, x0: Vector) -> Any:

@@ -11,14 +11,15 @@ from jaxtyping import Array, PRNGKeyArray
 
 from fedstrata.base.clock import Clock, domain
 from fedstrata.core.algorithm import Algorithm, Cohort, steps_of
+from fedstrata.core.grid import Noise
 from fedstrata.core.hyperparameters import at_time
 from fedstrata.core.memory import Pool
 from fedstrata.core.placement import PlacedState, select
 from fedstrata.engine.client import Client, first_oracle, own_start
 from fedstrata.engine.context import Execution, RoundContext
-from fedstrata.engine.layout import Flat, empty_union, local_fields, newest, stack_local, window
+from fedstrata.engine.layout import Flat, FlatSplit, empty_union, local_fields, newest, stack_local, window
 from fedstrata.engine.over_clients import over_clients, read_local, write_local
-from fedstrata.engine.privacy import first_reference
+from fedstrata.engine.privacy import first_reference, own_noise
 from fedstrata.engine.server import merge, merged_fields
 from fedstrata.engine.slots import Slots, all_slots, every_client, slots_of
 from fedstrata.engine.visibility import ClientView, hide_local, server_view, show_server
@@ -56,7 +57,7 @@ def _start_merged(context: RoundContext, key: PRNGKeyArray) -> Start:
     whole = context.cohort_size == everyone.ids.shape[0]
     execution = context.execution if whole else min(CHUNK, slots.ids.shape[0])
     each = partial(starts_of, context, key, slots, execution)
-    empty, sent = blank(context, everyone.ids.shape[0]), each(sent_at_start(context), sent_one)
+    empty, sent = blank(context, everyone.ids.shape[0]), each(sent_at_start(context), sent_one, context.noise(key))
     merged = merge_starts(context, empty, sent, everyone, slots, noise=context.noise(key))
     if not starts_twice(context.algorithm):
         return narrowed(context, merged, everyone)
@@ -107,12 +108,14 @@ def merge_starts(
     cohort: Cohort,
     slots: Slots,
     *,
-    noise: PRNGKeyArray | None = None,
+    noise: Noise | None = None,
     merged_already: dict[str, Any] | None = None,
 ) -> Any:
     """The server's state after all clients have sent their starts; keywords as in `run_server`."""
     algorithm, paths = context.algorithm, sent_at_start(context)
-    merged = merged_fields(context, paths, shared, sent, cohort, slots, noise=noise, merged_already=merged_already)
+    reference = None if context.privacy is None else first_reference(context.template)
+    given = {"reference": reference, "noise": noise, "merged_already": merged_already}
+    merged = merged_fields(context, paths, shared, sent, cohort, slots, **given)
     now = at_time(algorithm, Clock.at(0, steps_of(algorithm)), context.dtype)
     start = lambda merged: now.server_start(context.problem, merged, cohort)
     return server_view(f"{type(algorithm).__name__}.server_start", start, shared._replace(**merged))
@@ -152,6 +155,26 @@ def own_fields(context: RoundContext, key: PRNGKeyArray) -> tuple[str, ...]:
         return ()
     moved = _moved(context, key)
     return tuple(f for f in select(context.state, lambda p: p.down and p.merge == "mean") if f in moved)
+
+
+def own_fields_unseen(context: RoundContext, key: PRNGKeyArray, examples: Mapping[str, Any]) -> tuple[str, ...]:
+    """`own_fields` where no data are: `examples` has the shapes of one example by split."""
+    if type(context.algorithm).init_client is Algorithm.init_client or context.algorithm.merge_at_init:
+        return ()
+    one = jax.ShapeDtypeStruct((1,), jnp.int32)
+
+    def unseen(name: str, split: FlatSplit) -> FlatSplit:
+        many = lambda a: jax.ShapeDtypeStruct((split.capacity, *a.shape), a.dtype)
+        return FlatSplit(jax.tree.map(many, examples[name]), one, one, split.capacity)
+
+    found: list[str] = []
+
+    def trace(data: Flat) -> int:
+        found.extend(own_fields(context.with_data(data), key))
+        return 0
+
+    jax.eval_shape(trace, {name: unseen(name, split) for name, split in context.data.items()})
+    return tuple(found)
 
 
 def initialise_local(context: RoundContext, key: PRNGKeyArray, merged: dict[str, Any] | None) -> dict[str, Any]:
@@ -210,12 +233,18 @@ def init_one(context: RoundContext, client: Client) -> Any:
     return view.call(lambda oracle, start, state: now.init_client(oracle, state), oracle, state, state)
 
 
-def sent_one(context: RoundContext, client: Client) -> Any:
-    """`init_one` as sent before round 0: in a private run its change from the template is clipped."""
+def sent_one(context: RoundContext, client: Client, noise: Noise | None = None) -> Any:
+    """`init_one` as sent before round 0: in a private run its change from the template is clipped.
+
+    noise: if clients add it, that of this client, or the key of the exchange.
+    """
     state = init_one(context, client)
     if context.privacy is None:
         return state
-    return context.privacy.clipped(state, first_reference(context.template), sent_at_start(context))
+    sends, reference = sent_at_start(context), first_reference(context.template)
+    return context.privacy.sent(
+        state, reference, context.grid(sends, context.clients), sends, own_noise(noise, client.id)
+    )
 
 
 def start_one(context: RoundContext, client: Client, received: dict[str, Any]) -> Any:

@@ -1,8 +1,28 @@
-"""Differential privacy at the merge: every client's change is clipped, and the mean is noised.
+"""Differential privacy: every client's change is clipped, and noise hides it, at the merge or at each client.
 
 One exchange is one Gaussian mechanism. The `Averaged` and `Reported` fields that a client sends, taken together, are a
 *reference* plus a change. The change is clipped to a norm of at most `clip`, so that leaving it out moves the weighted
-mean by at most clip × weight. Noise of standard deviation noise × clip × (largest weight) hides that.
+mean by at most clip × weight. Noise of standard deviation σ = noise × clip × (largest weight) hides that.
+
+**What is released is integers.** The grid γ = σ / 2^s depends on public numbers alone. Client i adds the integers
+q_i = rint(w_i change_i / γ) to an exact sum, and the merge itself ensures ‖q_i‖ ≤ B = 2^s / noise, whatever was sent:
+it shortens the change so that neither rounding (√d / 2) nor errors of a computed norm can exceed the bound. The release
+is K = Σ q_i + ⌊2^s G⌋, with G standard Gaussian; the mean, reference + γ (K + 1/2), is computed from it. The set of
+values that can occur is therefore the same whoever is present, and no last bit of a float tells more.
+
+**Why ⌊2^s G⌋.** For integers q, q + ⌊2^s G⌋ = ⌊q + 2^s G⌋: it is computed from the continuous Gaussian mechanism, and
+has its guarantee, exactly accounted for, in any number of dimensions. For the discrete Gaussian only a bound by
+concentrated divergences is proven there. `base/gaussian.py` samples it without an error of rounding, from bytes of the
+operating system. Simulations, and tests that compare with them, draw it from the run's key instead.
+
+**Where.** With where="server" the server adds the noise; it is trusted (it sees single replies, unless a secure sum
+hides them). With where="sites" each client adds noise of standard deviation noise × clip to its own change, in the same
+way, and the guarantee also holds against the server. The mean then has the variance Σ w_i² (noise × clip)².
+
+**A secure sum** shows the merge only the mean. Its q = rint((mean − reference) / γ) moves by at most B if clients clip
+to (B − 2 √d) γ / w_max = clip (1 − 2 √d / B): rounding two neighbours adds √d, and √d is left for the resolution of the
+sum (half a step of the grid for each number). All clients clip to that, so that a run is the same with and without one.
+Here the bound relies on the clients: the merge cannot shorten what it does not see.
 
 **The reference** of a field is the value that the server sent last in this round. Before that, and always for a
 `Reported` field, it is the template (the start value of `init_server`). In a round of one exchange it is the round's
@@ -13,29 +33,31 @@ clipped changes. Messages do not grow. A client's starts (`init_client`), its co
 are not references; their effect counts as change.
 
 **The guarantee**: (ε, δ) for neighbours that differ in one client's changes, in all exchanges, being replaced by none,
-against everyone who sees the server's messages and the result. The server itself is trusted (it sees single replies,
-unless a secure sum hides them). Participation, clients' weights and the shapes of data count as public. Not covered:
-accepted rows, exact evaluations on clients' data (the columns of a simulation's history), and a user's choices based on
-them. Numbers are floats: the bound holds up to rounding, and the noise is not hardened against attacks on its last
-bits.
+against everyone who sees the server's messages and the result; with where="sites", against everyone. Participation,
+clients' weights and the shapes of data count as public. Not covered: accepted rows, exact evaluations on clients' data
+(the columns of a simulation's history), a user's choices based on them, and the time that computations take.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PRNGKeyArray
 
+from fedstrata.base.accounting import epsilon
 from fedstrata.base.errors import unknown
 from fedstrata.base.random import fold_in
 from fedstrata.core.algorithm import Algorithm
+from fedstrata.core.clipping import clipped, flat, split
+from fedstrata.core.grid import Grid, Noise
 from fedstrata.core.placement import PlacedState, field_of, hide, part, placements, select, with_parts
-from fedstrata.core.vector import widest
 from fedstrata.engine.exchange import Exchange, exchanges
 from fedstrata.problems.base import Problem
+
+Where = Literal["server", "sites"]
 
 
 @dataclass(frozen=True)
@@ -47,6 +69,8 @@ class Privacy:
         noise: the noise multiplier; the mean's noise has standard deviation noise × clip × the largest weight.
         delta: the δ at which ε is reported.
         accept: `Pooled` and `Gathered` fields whose rows may leave a client unprotected.
+        where: "server": it adds the noise, and must be trusted; "sites": every client adds noise of standard deviation
+            noise × clip to its own change before it leaves.
 
     >>> Privacy(clip=1.0, noise=2.0).noise
     2.0
@@ -56,6 +80,7 @@ class Privacy:
     noise: float
     delta: float = 1e-5
     accept: tuple[str, ...] = ()
+    where: Where = "server"
 
     def __post_init__(self) -> None:
         for name, value, low in (("clip", self.clip, "> 0"), ("noise", self.noise, ">= 0")):
@@ -67,6 +92,8 @@ class Privacy:
         if isinstance(self.accept, str):
             raise ValueError(f"Privacy: accept={self.accept!r} must be names of fields: accept=({self.accept!r},)")
         object.__setattr__(self, "accept", tuple(self.accept))
+        if self.where not in get_args(Where):
+            raise unknown("place of the noise, Privacy(where=...):", self.where, get_args(Where))
 
     def check(self, algorithm: Algorithm, problem: Problem) -> None:
         """Refuse an algorithm that sends rows, not only means, unless their fields were accepted."""
@@ -77,16 +104,79 @@ class Privacy:
             )
         check_rows(algorithm, problem, self.accept, "noise on means does not protect", "Privacy(accept=...)")
 
-    def clipped(self, state: PlacedState, reference: PlacedState, sends: tuple[str, ...]) -> Any:
-        """A client's state, with the fields that are averaged clipped around the reference."""
-        paths = means(type(state), sends)
-        of = lambda source: {path: part(source, path) for path in paths}
-        return with_parts(state, clipped(of(state), of(reference), self.clip))
+    def grid(self, template: PlacedState, paths: tuple[str, ...], clients: int) -> Grid | None:
+        """The grid of an exchange in which these paths are sent; None if it releases no mean, or without noise.
 
-    def noised(self, merged: Mapping[str, Any], state: type, weights: Array, key: PRNGKeyArray) -> dict[str, Any]:
-        """The merged fields with noise on the means; `weights` of absent clients are zero."""
-        found = {path: merged[path] for path in means(state, tuple(merged))}
-        return {**merged, **(noised(found, key, self.noise * self.clip * jnp.max(weights)) if self.noise else {})}
+        Args:
+            template: a state with the shapes.
+            paths: what is sent.
+            clients: the most that are merged.
+        """
+        size = sum(int(a.size) for path in means(type(template), paths) for a in jax.tree.leaves(part(template, path)))
+        if not self.noise or not size:
+            return None
+        return Grid.of(self.noise, clients if self.where == "server" else 1, size)
+
+    def sent(
+        self, state: PlacedState, reference: PlacedState, grid: Grid | None, sends: tuple[str, ...], noise: Any
+    ) -> Any:
+        """A client's state, with the fields that are averaged clipped around the reference, and noised at sites.
+
+        Args:
+            state: after its work.
+            reference: the values around which changes are clipped.
+            grid: of the exchange.
+            sends: the paths that it sends.
+            noise: of this client, if it adds noise itself.
+        """
+        new, old = (_averaged(source, sends) for source in (state, reference))
+        if grid is None or self.where == "server":
+            return with_parts(state, clipped(new, old, self.clip * (grid.kept if grid else 1)))
+        if noise is None:
+            raise ValueError('with Privacy(where="sites") every client needs noise of its own')
+        change = flat(new) - flat(old)
+        released = grid.integers(change, self.clip) + grid.noise(noise, change.dtype)
+        return with_parts(state, grid.values(released, old, self.clip))
+
+    def summed(self, sent: Mapping[str, Any], reference: PlacedState, grid: Grid, ratios: Array) -> dict[str, Any]:
+        """The sum of all clients' integers, by path.
+
+        Args:
+            sent: the fields of all clients, stacked.
+            reference: the values around which changes were clipped.
+            grid: of the exchange.
+            ratios: each client's weight over the largest, 0 if absent.
+        """
+        new = {path: sent[path] for path in means(type(reference), tuple(sent))}
+        old = _averaged(reference, tuple(new))
+
+        def one(new: Any, ratio: Array) -> Array:
+            return grid.integers(flat(new) - flat(old), self.clip, ratio)
+
+        each = jax.vmap(one)(new, ratios)
+        there = (ratios > 0)[:, None]  # values of an empty slot must not matter
+        return split(jnp.sum(jnp.where(there, each, 0), axis=0, dtype=jnp.int32), old)
+
+    def noised(
+        self, integers: Mapping[str, Any], reference: PlacedState, grid: Grid, largest: Array, noise: Noise
+    ) -> dict[str, Any]:
+        """The means, with noise, from the sum of the clients' integers.
+
+        Args:
+            integers: the sum, by path.
+            reference: the values around which changes were clipped.
+            grid: of the exchange.
+            largest: weight.
+            noise: of this exchange.
+        """
+        old = _averaged(reference, tuple(integers))
+        total = jnp.concatenate([jnp.ravel(a) for a in jax.tree.leaves(dict(integers))])
+        return grid.values(total + grid.noise(noise, flat(old).dtype), old, self.clip, largest)
+
+
+def _averaged(source: PlacedState, paths: tuple[str, ...]) -> dict[str, Any]:
+    """The fields, by path, that are averaged."""
+    return {path: part(source, path) for path in means(type(source), paths)}
 
 
 def check_rows(algorithm: Algorithm, problem: Problem, accept: tuple[str, ...], why: str, remedy: str) -> None:
@@ -124,49 +214,16 @@ def next_reference(reference: PlacedState, received: Mapping[str, Any]) -> Any:
     return with_parts(reference, {path: received[path] for path in means(state, tuple(received))})
 
 
-def clipped(sent: Mapping[str, Any], reference: Mapping[str, Any], clip: float) -> dict[str, Any]:
-    """reference + (sent − reference) × min(1, clip / ‖sent − reference‖), one norm over all arrays of all fields.
-
-    A change that is not finite counts as none. Otherwise it would reveal more than clipped changes may.
-    """
-    new, structure = jax.tree.flatten(dict(sent))
-    old = jax.tree.leaves(dict(reference))
-    if not new:
-        return dict(sent)
-    wide = widest(jnp.float32, *[a.dtype for a in new])
-    changes = [a.astype(wide) - b.astype(wide) for a, b in zip(new, old, strict=True)]
-    largest = jnp.max(jnp.stack([jnp.max(jnp.abs(c), initial=0.0) for c in changes]))
-    smallest = float(jnp.finfo(wide).tiny)
-    # Squares of large numbers would overflow, and reciprocals of the largest ones are flushed to zero.
-    unit = jnp.clip(jnp.where(jnp.isfinite(largest), largest, 1), smallest, 1 / smallest)
-    scaled = jnp.sqrt(sum((jnp.sum((c / unit) ** 2) for c in changes), start=jnp.zeros((), wide)))
-    norm = unit * scaled
-    inside, finite = norm <= clip, jnp.isfinite(largest)
-    factor = clip / jnp.where(inside, clip, norm)
-    tiny = factor < smallest  # flushed to zero: then the change is scaled first
-
-    def one_leaf(a: Array, b: Array, change: Array) -> Array:
-        short = jnp.where(tiny, change / unit * (clip / jnp.where(tiny, scaled, 1)), factor * change)
-        short = (b.astype(wide) + short).astype(a.dtype)
-        return jnp.where(inside & finite, a, jnp.where(finite, short, b))
-
-    return jax.tree.unflatten(structure, [one_leaf(*leaf) for leaf in zip(new, old, changes, strict=True)])
-
-
-def noised(merged: Mapping[str, Any], key: PRNGKeyArray, std: Array | float) -> dict[str, Any]:
-    """Gaussian noise of one standard deviation on every number, with a separate key for every array."""
-    leaves, structure = jax.tree.flatten(dict(merged))
-    out = []
-    for number, leaf in enumerate(leaves):
-        wide = widest(leaf.dtype, jnp.float32)
-        noise = jnp.asarray(std).astype(wide) * jax.random.normal(fold_in(key, number), leaf.shape, wide)
-        out.append((leaf.astype(wide) + noise).astype(leaf.dtype))
-    return jax.tree.unflatten(structure, out)
-
-
 def noise_key(key: PRNGKeyArray, round: Array | int, phase: int, repetition: Array | int) -> PRNGKeyArray:
     """The key of one exchange's noise; before round 0 the round is −1."""
     return fold_in(fold_in(fold_in(key, round), phase), repetition)
+
+
+def own_noise(noise: Noise | None, client: Array | int) -> Noise | None:
+    """One client's noise, if clients add it: from the key of the exchange, or as it was given to this client."""
+    if noise is None or not jnp.issubdtype(noise.dtype, jax.dtypes.prng_key):
+        return noise
+    return fold_in(noise, client)
 
 
 class Spent(NamedTuple):
@@ -192,21 +249,3 @@ def mechanisms(algorithm: Algorithm, rounds: Sequence[Exchange]) -> tuple[int, i
     state = type(algorithm).State
     once = bool(algorithm.merge_at_init and means(state, state._fields))
     return int(once), sum(exchange.repeat for exchange in rounds if means(state, exchange.sends))
-
-
-def epsilon(noise: float, exchanges: int, delta: float) -> float:
-    """ε at δ of `mechanisms` Gaussian mechanisms with this noise multiplier, by Rényi divergences (dp-accounting).
-
-    No amplification by sampling is claimed: cohorts follow from a seed that is public to all participants.
-    """
-    try:
-        import dp_accounting
-        from dp_accounting import rdp
-    except ImportError as error:
-        raise ImportError(
-            "privacy: ε is computed by dp-accounting, which is not installed: pip install 'fedstrata[privacy]'"
-        ) from error
-    if exchanges == 0 or noise == 0:
-        return math.inf if exchanges else 0.0
-    accountant = rdp.RdpAccountant().compose(dp_accounting.GaussianDpEvent(noise), exchanges)
-    return float(accountant.get_epsilon(delta))

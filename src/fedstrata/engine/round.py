@@ -18,7 +18,7 @@ from fedstrata.engine.context import RoundContext, profiled
 from fedstrata.engine.exchange import Exchange
 from fedstrata.engine.layout import Flat
 from fedstrata.engine.over_clients import over_clients
-from fedstrata.engine.privacy import first_reference, next_reference
+from fedstrata.engine.privacy import first_reference, next_reference, own_noise
 from fedstrata.engine.server import broadcast, run_server
 from fedstrata.engine.slots import Slots
 
@@ -100,7 +100,7 @@ def _exchange(
         noise = context.noise(key, cohort.clock.round, exchange.number, repetition)
 
     def work(data: Flat, given: tuple, mine: tuple[Array, Array, dict[str, Any]]) -> dict[str, Any]:
-        (common, round, received, reference, repetition, key), (id, place, copies) = given, mine
+        (common, round, received, reference, repetition, key, noise), (id, place, copies) = given, mine
         client = Client.of(data, id, place, key, round)
         return run_client(
             common.with_data(data),
@@ -111,12 +111,13 @@ def _exchange(
             received_fields=received_fields,
             repetition=repetition,
             reference=reference,
+            noise=own_noise(noise, id),
         )
 
     # Values common to all clients are copied to every device; the data and their counts are not.
     common = dataclasses.replace(context, data={}, counts=None, total=None)
-    given = (common, cohort.clock.round, received, reference, repetition, domain(key, "sample"))
+    given = (common, cohort.clock.round, received, reference, repetition, domain(key, "sample"), noise)
     with profiled("local"):
         done = over_clients(work, context.data, given, (slots.ids, slots.places, copies), slots, context.execution)
-    after = run_server(context, exchange, shared, done, cohort, slots, noise=noise)
+    after = run_server(context, exchange, shared, done, cohort, slots, reference=reference, noise=noise)
     return after, {f: done[f] for f in kept_fields(type(shared))}, reference

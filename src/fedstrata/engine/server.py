@@ -1,13 +1,14 @@
 """The server's half of an exchange: merge the clients' fields by placement, then the server step."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, PRNGKeyArray, PyTree
+from jaxtyping import Array, PyTree
 
 from fedstrata.core.algorithm import Cohort
+from fedstrata.core.grid import Grid, Noise
 from fedstrata.core.hyperparameters import at_time
 from fedstrata.core.memory import Pool
 from fedstrata.core.placement import PlacedState, field_of, part, placements, with_parts
@@ -15,6 +16,7 @@ from fedstrata.core.vector import widest
 from fedstrata.engine.context import RoundContext, profiled
 from fedstrata.engine.exchange import Exchange
 from fedstrata.engine.layout import flat_union, push_union
+from fedstrata.engine.privacy import Privacy, means
 from fedstrata.engine.slots import Slots
 from fedstrata.engine.visibility import server_view, show_server
 
@@ -42,7 +44,8 @@ def run_server(
     cohort: Cohort,
     slots: Slots,
     *,
-    noise: PRNGKeyArray | None = None,
+    reference: PlacedState | None = None,
+    noise: Noise | None = None,
     merged_already: Mapping[str, Any] | None = None,
 ) -> Any:
     """The server's state after an exchange: the merge, then the server step.
@@ -54,12 +57,21 @@ def run_server(
         sent: the clients' fields, stacked by slot.
         cohort: the clients of the round.
         slots: the position of each client of the cohort among the stacked rows.
-        noise: the key of this exchange's noise, in a private run.
-        merged_already: fields that arrive merged, from a secure sum.
+        reference: in a private run, the values around which clients' changes were clipped.
+        noise: of this exchange, if the server adds it.
+        merged_already: fields that arrive merged; means that get noise, as sums of integers (`Privacy.summed`).
     """
     with profiled("merge"):
         merged = merged_fields(
-            context, exchange.sends, shared, sent, cohort, slots, noise=noise, merged_already=merged_already
+            context,
+            exchange.sends,
+            shared,
+            sent,
+            cohort,
+            slots,
+            reference=reference,
+            noise=noise,
+            merged_already=merged_already,
         )
     after = with_parts(shared, merged)
     algorithm = at_time(context.algorithm, cohort.clock, context.dtype)
@@ -79,19 +91,40 @@ def merged_fields(
     cohort: Cohort,
     slots: Slots,
     *,
-    noise: PRNGKeyArray | None = None,
+    reference: PlacedState | None = None,
+    noise: Noise | None = None,
     merged_already: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The fields that were sent, merged by placement, with noise in a private run."""
-    places, ready = placements(type(shared)), merged_already or {}
+    places, ready, privacy = placements(type(shared)), merged_already or {}, context.privacy
+    grid = None if privacy is None else context.grid(paths, cohort.ids.shape[0])
+    noisy = means(type(shared), paths) if privacy and grid and privacy.where == "server" else ()
     one = lambda f: merge(places[field_of(f)].merge, part(shared, f), sent[f], cohort, slots)
-    merged = {f: ready[f] if f in ready else one(f) for f in paths}
-    if context.privacy is None:
+    merged = {f: ready[f] if f in ready else one(f) for f in paths if f not in noisy}
+    if privacy is None or grid is None or not noisy:
         return merged
-    if noise is None:
-        raise ValueError("a private run needs a key for the noise of every merge")
-    weights = jnp.where(cohort.present, cohort.weights, 0)
-    return context.privacy.noised(merged, type(shared), weights, noise)
+    if noise is None or reference is None:
+        raise ValueError("a private run needs noise and the reference of every merge")
+    sums = {f: ready[f] for f in noisy if f in ready}
+    sums = sums or summed(context, grid, reference, {f: sent[f] for f in noisy}, slots)
+    return merged | privacy.noised(sums, reference, grid, largest_weight(slots), noise)
+
+
+def summed(
+    context: RoundContext, grid: Grid, reference: PlacedState, sent: Mapping[str, Any], slots: Slots, most: Any = None
+) -> dict[str, Any]:
+    """The sums of integers from which a private run's means are computed; `most` is the largest weight of all slots."""
+    most = largest_weight(slots) if most is None else most
+    for a in jax.tree.leaves({f: sent[f] for f in means(type(reference), tuple(sent))}):
+        _check_inexact(a)
+    ratios = jnp.where(slots.present, slots.weights, 0) / most
+    return cast(Privacy, context.privacy).summed(sent, reference, grid, ratios)
+
+
+def largest_weight(slots: Slots) -> Array:
+    """Of the clients present; 1 if there is none."""
+    most = jnp.max(jnp.where(slots.present, slots.weights, 0))
+    return jnp.where(most > 0, most, 1)
 
 
 def merge(how: str | None, old: PyTree, stacked: PyTree, cohort: Cohort, slots: Slots) -> Any:
@@ -103,8 +136,7 @@ def merge(how: str | None, old: PyTree, stacked: PyTree, cohort: Cohort, slots: 
 
 def weighted_mean(stacked: Array, slots: Slots) -> Array:
     """Σ_i w_i a_i over the clients present, in the dtype of a."""
-    if not jnp.issubdtype(stacked.dtype, jnp.inexact):
-        raise TypeError(f"a field of dtype {stacked.dtype} cannot be averaged; keep counts as floats, or use Gathered")
+    _check_inexact(stacked)
     # Values of an empty slot must not matter, even if they are not finite.
     present = slots.present.reshape((-1,) + (1,) * (stacked.ndim - 1))
     wide = widest(stacked.dtype, slots.weights.dtype)  # narrow floats are summed in float32
@@ -113,3 +145,8 @@ def weighted_mean(stacked: Array, slots: Slots) -> Array:
     weights, values = slots.weights.astype(wide), jnp.where(present, stacked, 0).astype(wide)
     mean = jnp.tensordot(weights, values, axes=1, precision="highest")
     return mean.astype(stacked.dtype)
+
+
+def _check_inexact(a: Array) -> None:
+    if not jnp.issubdtype(a.dtype, jnp.inexact):
+        raise TypeError(f"a field of dtype {a.dtype} cannot be averaged; keep counts as floats, or use Gathered")

@@ -15,12 +15,13 @@ from jax.sharding import Mesh
 from fedstrata.base.directions import Mode, sign
 from fedstrata.base.errors import unknown
 from fedstrata.core.algorithm import Algorithm, steps_of
+from fedstrata.core.fingerprint import fingerprint
 from fedstrata.core.hyperparameters import with_values
 from fedstrata.data.federation import Federation
 from fedstrata.data.sampling import Sampler, sampler
 from fedstrata.data.validation import check_federation
 from fedstrata.engine.checkpoint import CheckpointError, Checkpoints
-from fedstrata.engine.checks import check_parameters, check_sizes, check_solves
+from fedstrata.engine.checks import check_grid, check_parameters, check_sizes, check_solves
 from fedstrata.engine.context import Execution
 from fedstrata.engine.counting import check_counted
 from fedstrata.engine.ledger import ledger
@@ -37,7 +38,6 @@ from fedstrata.simulate.batching import Runs, threads_for
 from fedstrata.simulate.driver import Callback, Driver
 from fedstrata.simulate.evaluate import measure, modes_of
 from fedstrata.simulate.executable import Executable
-from fedstrata.simulate.fingerprint import fingerprint
 from fedstrata.simulate.inputs import inputs_of, out_of_core
 from fedstrata.simulate.multiprocess import agreed, lead, leads
 from fedstrata.simulate.options import RunOptions
@@ -229,7 +229,9 @@ def prepare(problem: Problem, algorithm: Algorithm, federation: Federation, opti
     )
     all_x0, keys = repeat_runs(points, seeds, int(np.prod([len(v) for v in axes.values()])))
     runs = Runs(inputs.with_algorithm(static), fixed, values, all_x0, keys, len(seeds))
-    sent = ledger(runs.inputs.context, runs.template())
+    template = runs.template()
+    check_grid(runs.inputs.context, template)
+    sent = ledger(runs.inputs.context, template)
     kind = OutOfCoreExecutable if host else Executable
     executable = kind(runs, axes, sent, int(options.rounds), int(every), minimised=minimised)
     if mesh is not None:

@@ -10,8 +10,8 @@ from jaxtyping import Array
 from fedstrata.engine import initialise as starting
 from fedstrata.engine.context import RoundContext
 from fedstrata.engine.layout import Flat, local_fields
-from fedstrata.engine.privacy import means
-from fedstrata.engine.server import weighted_mean
+from fedstrata.engine.privacy import first_reference, means
+from fedstrata.engine.server import largest_weight, summed, weighted_mean
 from fedstrata.engine.slots import all_slots, seated, slots_of
 from fedstrata.engine.visibility import show_server
 from fedstrata.simulate import program
@@ -34,15 +34,19 @@ def start_apart(runs: Runs, data: Flat) -> starting.Start:
 
 @eqx.filter_jit
 def sent(runs: Runs, data: Flat, ids: Array) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The messages of these clients before round 0: their part of every mean, and rows."""
+    """The messages of these clients before round 0: their part of every mean (in a private run, integers), and rows."""
     size = min(starting.CHUNK, ids.shape[0])
 
     def one(context: RoundContext, key: Array) -> tuple[dict[str, Any], dict[str, Any]]:
-        slots, fields = seated(ids, context.everyone(key).weights), starting.sent_at_start(context)
-        rows = starting.starts_of(context.with_data(data), key, slots, size, fields, starting.sent_one)
-        averaged = means(context.state, fields)
-        mean = lambda field: jax.tree.map(lambda a: weighted_mean(a, slots), rows[field])
-        return {f: mean(f) for f in averaged}, {f: value for f, value in rows.items() if f not in averaged}
+        everyone, fields = context.everyone(key), starting.sent_at_start(context)
+        slots, noise = seated(ids, everyone.weights), context.noise(key)
+        rows = starting.starts_of(context.with_data(data), key, slots, size, fields, starting.sent_one, noise)
+        averaged, grid = means(context.state, fields), context.grid(fields, context.clients)
+        others = {f: value for f, value in rows.items() if f not in averaged}
+        if context.privacy is not None and context.privacy.where == "server" and grid is not None:
+            most = largest_weight(all_slots(everyone, None))
+            return summed(context, grid, first_reference(context.template), rows, slots, most), others
+        return {f: jax.tree.map(lambda a: weighted_mean(a, slots), rows[f]) for f in averaged}, others
 
     return runs.each(one)
 
