@@ -95,3 +95,16 @@ def test_the_digest_is_the_same_for_all_sites_of_an_exchange_and_for_no_other():
     assert digest(call) == digest(call._replace(site="Bonn", after=None))
     others = [{"run": "b"}, {"stage": Stage(1, 1)}, {"arrays": {"x": np.zeros(2)}}, {"pools": {"s": [1, 0]}}]
     assert len({digest(call._replace(**other)) for other in others} | {digest(call)}) == 5
+
+
+def test_a_sum_of_one_site_would_reveal_it_and_is_refused():
+    server, (site, *_) = MaskedSum.dealt(4)
+    for peers in ([0], [0, 0]):
+        with pytest.raises(
+            SecureSumError, match=r"this sum has 1 sites, and at least 2 are needed.* use a larger cohort"
+        ):
+            site.conceal(STAGE, CALL, peers, arrays(0))
+        with pytest.raises(SecureSumError, match="would reveal the value of a single site"):
+            server.reveal(STAGE, peers, {0: {"x": np.ones(1, np.uint64)}})
+    with pytest.raises(SecureSumError, match="this sum has 0 sites"):
+        server.reveal(STAGE, [], {})

@@ -6,6 +6,7 @@ server passes the concealed arrays of all sites to `reveal`, which returns their
 """
 
 import hashlib
+import math
 import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -106,6 +107,7 @@ class MaskedSum:
         strangers = [p for p in peers if p != self.number and p not in self.shared]
         if strangers or self.number not in peers:
             raise SecureSumError(f"site {self.number} has no secret with {strangers}, or is not one of {list(peers)}")
+        _check_peers(stage, peers)
         plain = {name: self._fixed(name, array, len(peers)) for name, array in arrays.items()}
         message = hashlib.sha256(encode(plain)).digest()
         if self.used.setdefault(call, message) != message:
@@ -117,6 +119,7 @@ class MaskedSum:
 
     def reveal(self, stage: Stage, peers: Sequence[int], parts: Mapping[int, Arrays]) -> dict[str, np.ndarray]:
         """The sum, in which all masks cancel; arguments as in `SecureSum`."""
+        _check_peers(stage, peers)
         if missing := sorted({*peers} - {*parts}):
             raise SecureSumError(
                 f"round {stage.round}, exchange {stage.exchange}: the parts of sites {missing} are missing, and the "
@@ -149,6 +152,15 @@ class MaskedSum:
         return out.reshape(plain.shape)
 
 
+def _check_peers(stage: Stage, peers: Sequence[int]) -> None:
+    """Refuse a sum of fewer than two sites, which would be the value of one."""
+    if len(set(peers)) < 2:
+        raise SecureSumError(
+            f"round {stage.round}, exchange {stage.exchange}: this sum has {len(set(peers))} sites, and "
+            "at least 2 are needed, because it would reveal the value of a single site; use a larger cohort"
+        )
+
+
 def digest(call: Message) -> bytes:
     """A hash of what all sites of an exchange receive alike: run, stage, arrays, and the writers of pooled rows."""
     return hashlib.sha256(call._replace(site="", after=None).encode()).digest()
@@ -166,18 +178,39 @@ def split(state: type, arrays: Arrays) -> tuple[dict[str, np.ndarray], dict[str,
     return summed, {name: array for name, array in arrays.items() if name not in summed}
 
 
-def concealed_like(template: Any) -> Any:
-    """A state with the shapes and dtypes of a concealed reply."""
-    word = lambda a: jax.ShapeDtypeStruct(a.shape, np.dtype(np.uint64))
+def with_dtype(template: Any, dtype: Any) -> Any:
+    """A state with the shapes of the template, and this dtype for what is summed: uint64 in a concealed reply."""
+    word = lambda a: jax.ShapeDtypeStruct(a.shape, np.dtype(dtype))
     state = type(template)
     return template._replace(**{f: jax.tree.map(word, getattr(template, f)) for f in means(state, state._fields)})
 
 
 def check_secure(agreement: Agreement, secure: SecureSum | None) -> None:
-    """Refuse a secure sum if the algorithm sends rows that it does not hide and that were not accepted."""
-    if secure is not None:
-        algorithm, problem = agreement.context.algorithm, agreement.context.problem
-        check_rows(algorithm, problem, secure.accept, "a secure sum does not hide", "its `accept`")
+    """Refuse a secure sum if it does not hide rows that were not accepted, or does not fit the noise of the run."""
+    if secure is None:
+        return
+    context = agreement.started()
+    check_rows(context.algorithm, context.problem, secure.accept, "a secure sum does not hide", "its `accept`")
+    if (privacy := context.privacy) is None:
+        return
+    if privacy.where == "sites":
+        raise ValueError(
+            'Privacy(where="sites") cannot be combined with a secure sum yet: every site would add noise for itself '
+            'alone; leave one of the two out, or use where="server"'
+        )
+    bits: int = getattr(secure, "bits", 64)  # of a backend that does not say, nothing is known
+    state = context.state
+    merges = [(exchange.sends, context.cohort_size) for exchange in context.exchanges]
+    if context.algorithm.merge_at_init:
+        merges.append((means(state, state._fields), context.clients))
+    for sends, clients in merges:
+        if grid := context.grid(sends, clients):
+            step = privacy.clip / clients / grid.bound  # with equal weights, which make it smallest
+            if 2.0**-bits > step / 2:
+                raise ValueError(
+                    f"a secure sum with {bits} bits is coarser than the grid of the noise, {step:.3g}, so that the "
+                    f"clip would not hold; use at least {math.ceil(1 - math.log2(step))} bits"
+                )
 
 
 def weights_at(agreement: Agreement, round: int) -> dict[int, float]:
