@@ -1,13 +1,16 @@
 """The agreement of a run: data summaries of sites, and what is refused before it starts."""
 
+import dataclasses
 import json
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import fedstrata as fs
-from fedstrata.deploy.agreement import DataSummary, agree, placeholder_federation, with_data
+from fedstrata.deploy.agreement import agree, placeholder_federation, with_data
+from fedstrata.deploy.data_summary import DataSummary
 from fedstrata.simulate.options import RunOptions
 from fedstrata.simulate.run import prepare
 
@@ -70,6 +73,48 @@ def test_runs_that_are_impossible_over_sites_are_refused_before_they_start():
         agreement(ulm, aalen, cohort=3)
     with pytest.raises(ValueError, match="Fair: give groups="):
         agreement(ulm, problem=fs.Fair(lambda w, e: (w @ e["x"]) ** 2, "y"))
+
+
+CLAIMS = {
+    "one too many": (2**31 - 2**16 + 1, "Aalen, split 'train' has 2,147,418,113 rows; programs number at most"),
+    "wraps to 5": (2**32 + 5, "Aalen, split 'train' has 4,294,967,301 rows"),
+    "beyond 64 bits": (10**4200, "Aalen, split 'train' has more than 2\\^63 rows"),
+    "in all": (2**31 - 2**16 - 3, "and with the sites before it 2,147,418,114"),
+    "negative": (-1, "Aalen, split 'train': the number of rows must be a whole number >= 0"),
+    "a fraction": (2.5, "must be a whole number"),
+    "a truth": (True, "must be a whole number"),
+    "a text": ("9" * 10**6, "must be a whole number"),
+    "nothing": (None, "must be a whole number"),
+}
+
+
+@pytest.mark.parametrize("claim", CLAIMS)
+@pytest.mark.parametrize("weights", ["uniform", "size"])
+def test_numbers_of_rows_that_would_wrap_are_refused_with_the_sites_name(claim, weights):
+    rows, words = CLAIMS[claim]
+    aalen = DataSummary("Aalen", {} if rows is None else {"train": rows}, DataSummary.of("", data(1)).shapes)
+    with pytest.raises(ValueError, match=words) as error:
+        agreement(DataSummary.of("Ulm", data(5)), aalen, weights=weights)
+    assert len(str(error.value)) < 300
+
+
+def test_the_share_of_positives_does_not_wrap():
+    """All rows of both sets together are numbered in 32 bits, not 31."""
+    problem = fs.Pairwise(lambda w, e: w @ e["x"], fs.pair_losses.Square())
+    most = 2**31 - 2**16
+    with jax.enable_x64(False):
+        bound = dataclasses.replace(problem, counts=(jnp.array([most, 0], jnp.int32),) * 2, batches=(1, 1))
+        assert bound.positive_share == 0.5
+
+
+def test_a_split_without_rows_has_one_of_zeros_that_does_not_count():
+    full = data(4)["train"].examples
+    parts = lambda rows: fs.Federation.from_clients([full], test=[{c: a[:rows] for c, a in full.items()}])
+    agreed = agreement(DataSummary.of("Ulm", parts(3)), DataSummary.of("Aalen", parts(0)))
+    bare = agreed.context.data["train"]
+    both = agreed._replace(context=agreed.context.with_data({"train": bare, "test": bare}))
+    own = with_data(both, parts(0)).context.data["test"]
+    assert (int(own.count[0]), own.examples["x"].shape, own.examples["x"].dtype) == (0, (1, 3), np.float32)
 
 
 def test_a_site_has_its_data_and_the_capacity_of_the_largest_site():

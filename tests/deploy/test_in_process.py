@@ -8,10 +8,12 @@ import pytest
 from cases import CASES, START, task_of
 
 import fedstrata as fs
-from fedstrata.deploy.in_process import advance, in_process_run
+from fedstrata.deploy.agreement import with_data
+from fedstrata.deploy.in_process import Traffic, advance, in_process_link, in_process_run
 from fedstrata.deploy.messages import Message, Stage
 from fedstrata.deploy.server import QuorumError, Server
-from fedstrata.deploy.site_store import DiskStore, SiteStoreError
+from fedstrata.deploy.site import Site
+from fedstrata.deploy.site_store import DiskStore, MemoryStore, SiteStoreError
 from fedstrata.engine.checkpoint import CheckpointError, Checkpoints
 from fedstrata.simulate.options import RunOptions
 from fedstrata.simulate.run import prepare
@@ -39,7 +41,7 @@ def assert_close(a, b, rtol):
 
 def wrapped(server: Server, fault, quorum=0.5):
     """The same run over a link with a fault: fault(call, reply) is what arrives; reports are kept."""
-    reports, link = [], server.link
+    reports, link = [], server.caller.link
 
     def faulty(calls):
         return {i: fault(calls[i], reply) for i, reply in link(calls).items()}
@@ -196,6 +198,40 @@ def test_a_run_is_bit_identical_after_a_crash_at_any_stage(name, dies, tmp_path)
     assert_close(now.shared, undisturbed.shared, 0)
 
 
+def lacking():
+    """Three sites with both classes and one with positives only, in training and test."""
+    draw = np.random.default_rng(4)
+    x, y = draw.normal(size=(4, 7, 3)), draw.integers(0, 2, (4, 7))
+    y[3], y[:3, 0], y[:3, 1] = 1, 0, 1
+    parts = [{"x": a, "y": b} for a, b in zip(x, y, strict=True)]
+    return fs.Federation.from_clients(parts, classes=2, test=[*parts[1:], {"x": x[0, :0], "y": y[0, :0]}]).by_label()
+
+
+@pytest.mark.parametrize("method", [fs.CODASCA(0.1, 3, server_step_size=0.9), fs.FedX2(0.05, 2)])
+def test_a_site_without_rows_of_a_split_runs_as_in_the_simulator(method):
+    """Its data as over a network: not padded to those of the largest site."""
+    federation, options = lacking(), {"params": START, "batch_size": 3}
+    problem = fs.Pairwise(lambda w, e: w @ e["x"], fs.pair_losses.Square())
+    padded, _, _ = in_process_run(problem, method, federation, **options)
+    data = [federation.select([i]) for i in range(4)]
+    assert data[3]["negatives"].size == 0
+    sites = [
+        Site(with_data(padded.agreement, own), name, i, MemoryStore(), data=own)
+        for i, (name, own) in enumerate(zip(padded.names, data, strict=True))
+    ]
+    bare = Server(padded.agreement, padded.names, in_process_link(sites, Traffic()))
+    ends = [advance(server, 3) for server in (bare, padded)]
+    assert_close(ends[0].shared, ends[1].shared, 1e-13)
+    result = fs.run(problem, method, federation, rounds=3, stationarity=False, **options)
+    assert_close(bare.solution(ends[0]).tree, result.solution(), 1e-12)
+    found, expected = bare.evaluate(ends[0]), padded.evaluate(ends[1])
+    assert not found.missing
+    assert found.rows == expected.rows
+    assert found.rows["client 3"]["test"] == 0
+    for name, mean in expected.means.items():
+        np.testing.assert_allclose(found.means[name], mean, rtol=1e-12)
+
+
 def test_a_site_refuses_calls_for_others_and_keeps_its_state(tmp_path):
     _, (site, *_), _ = deployed("SCAFFOLD")
     site.store = DiskStore(tmp_path, site.name)
@@ -244,6 +280,6 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path):
 def test_a_run_needs_as_many_names_as_sites_and_a_share_as_quorum():
     server, _, _ = deployed("SCAFFOLD")
     with pytest.raises(ValueError, match="needs as many different names"):
-        Server(server.agreement, ("a", "a", "b", "c"), server.link)
+        Server(server.agreement, ("a", "a", "b", "c"), server.caller.link)
     with pytest.raises(ValueError, match="quorum=0"):
-        Server(server.agreement, server.names, server.link, quorum=0)
+        Server(server.agreement, server.names, server.caller.link, quorum=0)

@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import PRNGKeyArray
 
 from fedstrata.base.random import seed_key
+from fedstrata.base.text import one_line
 from fedstrata.core.algorithm import Algorithm
 from fedstrata.core.hyperparameters import as_arrays
 from fedstrata.core.vector import Vector
@@ -16,8 +17,16 @@ from fedstrata.data.examples import one_example
 from fedstrata.data.federation import Federation
 from fedstrata.data.sampling import Sampler, sampler
 from fedstrata.data.split import Split
-from fedstrata.data.validation import numbered
-from fedstrata.engine.checks import check_counts, check_parameters, check_private, check_solves, check_weights
+from fedstrata.data.validation import LARGEST, numbered
+from fedstrata.deploy.data_summary import DataSummary, differing_shapes
+from fedstrata.engine.checks import (
+    check_counts,
+    check_grid,
+    check_parameters,
+    check_private,
+    check_solves,
+    check_weights,
+)
 from fedstrata.engine.context import RoundContext
 from fedstrata.engine.layout import FlatSplit
 from fedstrata.engine.participation import Selection, selection
@@ -25,35 +34,6 @@ from fedstrata.engine.privacy import Privacy
 from fedstrata.engine.start_points import start_points
 from fedstrata.problems.base import Problem
 from fedstrata.problems.weighting import Weights, sizes_of
-
-Shapes = dict[str, tuple[str, list[int]]]  # by column: dtype and shape of one example
-
-
-class DataSummary(NamedTuple):
-    """Sizes and shapes of one site's data, by split. It travels as JSON, its fields in this order."""
-
-    site: str
-    counts: dict[str, int]
-    shapes: dict[str, Shapes]
-
-    @classmethod
-    def of(cls, site: str, data: Federation) -> "DataSummary":
-        """The summary of a site's data.
-
-        Args:
-            site: its name.
-            data: a federation of one client, the site.
-        """
-        if data.clients != 1:
-            raise ValueError(f"{site}: a site is one client, and its data have {data.clients}; load this site's alone")
-        counts, shapes = {}, {}
-        for name, split in data.splits.items():
-            if not isinstance(split.examples, Mapping) or not all(hasattr(a, "dtype") for a in split.examples.values()):
-                raise ValueError(f"{site}, split {name!r}: examples must be a dictionary of arrays")
-            numbered(split.size, f"{site}, split {name!r}")
-            counts[name] = int(split.size)
-            shapes[name] = {c: (str(a.dtype), list(a.shape[1:])) for c, a in sorted(split.examples.items())}
-        return cls(site, counts, shapes)
 
 
 def placeholder_federation(summaries: Sequence[DataSummary]) -> Federation:
@@ -65,7 +45,8 @@ def placeholder_federation(summaries: Sequence[DataSummary]) -> Federation:
         raise ValueError(f"two sites have the name {twice!r}; every site needs a different name")
     for summary in summaries[1:]:
         if summary.shapes != first.shapes:
-            raise ValueError(f"{summary.site} has other data than {first.site}: {_difference(first, summary)}")
+            raise ValueError(f"{summary.site} has other data than {first.site}: {differing_shapes(first, summary)}")
+    check_rows_of(summaries)
     splits: dict[str, Split] = {}
     for name, columns in first.shapes.items():
         offsets = np.concatenate([[0], np.cumsum([s.counts[name] for s in summaries])])
@@ -74,16 +55,30 @@ def placeholder_federation(summaries: Sequence[DataSummary]) -> Federation:
     return Federation(splits, names)
 
 
-def _difference(a: DataSummary, b: DataSummary) -> str:
-    """Where the shapes of two sites differ first, in words."""
-    for split in sorted({*a.shapes, *b.shapes}):
-        of_a, of_b = a.shapes.get(split), b.shapes.get(split)
-        if of_a is None or of_b is None:
-            return f"only {(a if of_b is None else b).site} has a split {split!r}"
-        for column in sorted({*of_a, *of_b}):
-            if of_a.get(column) != of_b.get(column):
-                return f"in split {split!r}, column {column!r} is {of_b.get(column)} and not {of_a.get(column)}"
-    return "nothing"
+def check_rows_of(summaries: Sequence[DataSummary]) -> None:
+    """Refuse numbers of rows that programs cannot count in 32 bits, of one site and of all together.
+
+    Args:
+        summaries: of all sites, with the same splits.
+
+    Raises:
+        ValueError: a site reports too many rows of a split, or no whole number.
+    """
+    totals: dict[str, int] = {}
+    for summary in summaries:
+        for split in summary.shapes:
+            rows = summary.counts.get(split)
+            where = f"{one_line(summary.site, 200)}, split {one_line(split, 100)!r}"
+            if type(rows) is not int or rows < 0:
+                raise ValueError(f"{where}: the number of rows must be a whole number >= 0")
+            totals[split] = totals.get(split, 0) + rows
+            if rows > LARGEST or totals[split] > LARGEST:
+                among = "" if rows > LARGEST else f", and with the sites before it {totals[split]:,}"
+                shown = f"{rows:,}" if rows < 2**63 else "more than 2^63"
+                raise ValueError(
+                    f"{where} has {shown} rows{among}; programs number at most {LARGEST:,} rows of "
+                    "a split: leave rows or sites out"
+                )
 
 
 class Agreement(NamedTuple):
@@ -161,6 +156,7 @@ def agree(
         privacy=privacy,
         dtype=x0.scalar_dtype,
     )
+    check_grid(context, jax.eval_shape(lambda: context.at_start(context.algorithm, x0).template))
     shapes = {n: jax.tree.map(one_example, split.examples) for n, split in federation.splits.items()}
     return Agreement(run, context, x0, seed_key(seed), shapes)
 
@@ -180,7 +176,10 @@ def with_data(agreement: Agreement, data: Federation) -> Agreement:
     zero = jnp.zeros((1,), jnp.int32)
 
     def on_device(name: str, bare: FlatSplit) -> FlatSplit:
-        examples = jax.tree.map(jnp.asarray, data[name].examples)
+        numbered(data[name].size, f"split {name!r}")
+        # Programs look up a row even where none counts, so a split without rows has one of zeros.
+        row = lambda a: jnp.asarray(a) if len(a) else jnp.zeros((1, *a.shape[1:]), a.dtype)
+        examples = jax.tree.map(row, data[name].examples)
         return FlatSplit(examples, zero, jnp.asarray([data[name].size], jnp.int32), bare.capacity)
 
     splits = {name: on_device(name, bare) for name, bare in agreement.context.data.items()}

@@ -9,7 +9,8 @@ from jaxtyping import PRNGKeyArray
 
 from fedstrata.core.algorithm import Algorithm
 from fedstrata.data.federation import Federation
-from fedstrata.deploy.agreement import Agreement, DataSummary, agree, with_data
+from fedstrata.deploy.agreement import Agreement, agree, with_data
+from fedstrata.deploy.data_summary import DataSummary
 from fedstrata.deploy.link import Link
 from fedstrata.deploy.messages import Message
 from fedstrata.deploy.secure_sum import SecureSum
@@ -46,7 +47,7 @@ def in_process_run(
         algorithm: the method.
         federation: the data of all sites.
         run: the run's name.
-        noise_key: of the noise in a private run, as in `Server`.
+        noise_key: of the noise in a private run, as in `Server` and `Site`.
         secure: the server's object of a secure sum, and those of the sites.
         options: those of `agree`.
     """
@@ -56,7 +57,15 @@ def in_process_run(
     agreement = agree(run, problem, algorithm, summaries, **options)
     at_server, at_sites = secure or (None, [None] * len(data))
     sites = [
-        Site(_padded(with_data(agreement, own)), name, i, MemoryStore(), data=own, secure=at_sites[i])
+        Site(
+            _padded(with_data(agreement, own)),
+            name,
+            i,
+            MemoryStore(),
+            data=own,
+            secure=at_sites[i],
+            noise_key=noise_key,
+        )
         for i, (name, own) in enumerate(zip(names, data, strict=True))
     ]
     traffic = Traffic()

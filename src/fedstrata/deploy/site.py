@@ -7,21 +7,23 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array
+from jaxtyping import Array, PRNGKeyArray
 
 from fedstrata.base.clock import domain
+from fedstrata.core.grid import Noise
 from fedstrata.core.placement import Hidden, field_of, select
 from fedstrata.data.federation import Federation
 from fedstrata.deploy.agreement import Agreement
 from fedstrata.deploy.evaluation import request
-from fedstrata.deploy.messages import BEGIN, EVALUATE, Message, Stage, pack, unpack
+from fedstrata.deploy.messages import BEGIN, EVALUATE, START, Message, Stage, pack, unpack
+from fedstrata.deploy.privacy_accountant import PrivacyAccountant
 from fedstrata.deploy.secure_sum import SecureSum, check_secure, digest, split, weights_at
 from fedstrata.deploy.site_store import SiteStore
 from fedstrata.engine import initialise
 from fedstrata.engine.client import Client, kept_fields, run_client
 from fedstrata.engine.codec import from_named_arrays
 from fedstrata.engine.layout import local_fields, window
-from fedstrata.engine.privacy import first_reference, next_reference
+from fedstrata.engine.privacy import Spent, first_reference, means, next_reference, own_noise
 
 REFERENCE = "told "  # the prefix in the store of a field's reference value: what the server last sent of it
 
@@ -41,6 +43,7 @@ class Site:
         data: Federation | None = None,
         tells: request.Tells | None = None,
         secure: SecureSum | None = None,
+        noise_key: PRNGKeyArray | None = None,
     ):
         """A site that has not been called yet, or one that resumes from its store.
 
@@ -54,6 +57,7 @@ class Site:
                 "scores", which adds the score and label of every row if the server requests them. None: "measures",
                 but "nothing" in a private run or with a secure sum, which do not protect evaluations.
             secure: conceals this site's part of every mean.
+            noise_key: of the noise that sites add in a private run; None: noise from the operating system's generator.
         """
         check_secure(agreement, secure)
         self.agreement, self.name, self.number, self.store = agreement, name, number, store
@@ -63,6 +67,9 @@ class Site:
         self.view = jax.eval_shape(lambda: window(self.context.template, self.context.data))
         self.first_round_starts = initialise.own_fields(self.context, agreement.key)
         self.local_fields = local_fields(self.context.state)
+        self.accountant = PrivacyAccountant(self.context.privacy, noise_key)  # of what leaves with this site's noise
+        if (folder := getattr(store, "folder", None)) is not None:
+            self.accountant.keep_in(folder)
 
     def answer(self, call: Message) -> Message:
         """The reply to a call of the server. A call that fails leaves the store unchanged.
@@ -77,6 +84,7 @@ class Site:
             raise ValueError(
                 f"{self.name}: this call is for {call.site!r} in run {call.run!r}, not {self.agreement.run!r}"
             )
+        self._check_stage(call.stage)
         if call.stage.exchange == EVALUATE:
             return Message(call.run, call.stage, self.name, self._evaluate(call))
         if call.stage.round < 0:
@@ -90,6 +98,19 @@ class Site:
         self.store.write(call.stage, pack(kept)[0])
         self.store.keep(stages)
         return Message(call.run, call.stage, self.name, arrays)
+
+    def _check_stage(self, stage: Stage) -> None:
+        """Refuse a stage that no run of this algorithm has."""
+        exchanges, most = self.context.exchanges, sum(exchange.repeat for exchange in self.context.exchanges)
+        if stage.exchange == EVALUATE:
+            good = stage.round >= 0
+        elif stage.round < 0:
+            good = stage.round == -1 and stage.exchange in (BEGIN, START)
+        else:
+            good = 0 <= stage.exchange < most and 0 <= stage.phase < len(exchanges)
+            good = good and 0 <= stage.repetition < exchanges[stage.phase].repeat
+        if not good:
+            raise ValueError(f"{self.name}: {type(self.context.algorithm).__name__} has no stage {tuple(stage)}")
 
     def _concealed(self, call: Message, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """What leaves the site: with a secure sum, its part of every mean is concealed."""
@@ -115,7 +136,8 @@ class Site:
             down = select(self.context.state, lambda p: p.down)
             received = unpack(call.arrays, self.context.template, down, call.pools or {})
             sends = initialise.pools(self.context)
-        state = _start(self.agreement.unnamed(), _int32(self.number), received)
+        noise = self._noise(call.stage, sends) if received is None else None
+        state = _start(self.agreement.unnamed(), _int32(self.number), received, noise)
         kept = (*self.local_fields, *self.first_round_starts)
         return {f: getattr(state, f) for f in kept}, {f: getattr(state, f) for f in sends}
 
@@ -130,10 +152,27 @@ class Site:
             received_fields |= set(copies) - set(self.local_fields)
         when = (_int32(self.number), _int32(stage.round), _int32(stage.repetition))
         reference = None if self.context.privacy is None else next_reference(self._reference(stage), received)
-        agreement, fields = self.agreement.unnamed(), frozenset(received_fields)
-        after = _work(agreement, when, stage.phase, fields, copies, received, reference)
+        agreement, fields, noise = (
+            self.agreement.unnamed(),
+            frozenset(received_fields),
+            self._noise(stage, exchange.sends),
+        )
+        after = _work(agreement, when, stage.phase, fields, copies, received, reference, noise=noise)
         kept = {f: after[f] for f in kept_fields(self.context.state)} | _stored_reference(reference)
         return kept, {f: after[f] for f in exchange.sends}
+
+    def _noise(self, stage: Stage, sends: tuple[str, ...]) -> Noise | None:
+        """The noise that this site adds, counted before its reply exists: a repeated call costs again."""
+        privacy = self.context.privacy
+        if privacy is None or privacy.where == "server":
+            return None
+        released = bool(means(self.context.state, sends))
+        return self.accountant.noise_for(stage, [self.name], released, self.context.grid(sends))
+
+    def privacy(self) -> Spent | None:
+        """The privacy that this site has spent, by its own count; None unless sites add the noise."""
+        privacy = self.context.privacy
+        return self.accountant.spent() if privacy is not None and privacy.where == "sites" else None
 
     def fields(self, stage: Stage) -> Fields:
         """The site's fields after one of its stages."""
@@ -174,13 +213,13 @@ def _int32(value: int) -> Array:
 
 
 @eqx.filter_jit
-def _start(agreement: Agreement, number: Array, received: Fields | None) -> Any:
+def _start(agreement: Agreement, number: Array, received: Fields | None, noise: Noise | None) -> Any:
     context = agreement.started()
     if not initialise.starts_differ(context.algorithm):
         return window(context.template, context.data)
     client = Client.of(context.data, number, _int32(0), domain(agreement.key, "start"), 0)
     if received is None:
-        return initialise.sent_one(context, client)
+        return initialise.sent_one(context, client, noise)
     return initialise.start_one(context, client, received)
 
 
@@ -193,6 +232,8 @@ def _work(
     copies: Fields,
     received: Fields,
     reference: Any,
+    *,
+    noise: Noise | None,
 ) -> Fields:
     (number, round, repetition), context = when, agreement.started()
     client = Client.of(context.data, number, _int32(0), domain(agreement.key, "sample"), round)
@@ -205,4 +246,5 @@ def _work(
         received_fields=received_fields,
         repetition=repetition,
         reference=reference,
+        noise=own_noise(noise, number),
     )

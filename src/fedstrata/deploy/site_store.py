@@ -1,6 +1,7 @@
 """The store of a site's fields: on disk, one file with a checksum per stage, readable by its owner only."""
 
 import hashlib
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
@@ -10,6 +11,8 @@ import numpy as np
 from fedstrata.base.files import replacing
 from fedstrata.deploy.messages import Stage
 from fedstrata.engine.codec import decode, encode
+
+MOST = 2**40  # bytes of a stage: 1 TiB. A site's memory of its rows never travels, and may be larger than a message
 
 
 class SiteStore(Protocol):
@@ -65,13 +68,13 @@ class DiskStore:
                 f"{self.site}: the server resumes from stage {stage[:2]} of (round, exchange), which is not in "
                 f"{self.folder} (stored: {stored}); restore the folder, or start a new run"
             ) from None
-        if hashlib.sha256(data[32:]).digest() != data[:32]:
+        if hashlib.sha256(memoryview(data)[32:]).digest() != data[:32]:
             raise SiteStoreError(f"{self.site}: {path} is damaged; restore it from a copy, or start a new run")
-        return decode(data[32:])
+        return decode(memoryview(data)[32:], MOST)
 
     def write(self, stage: Stage, arrays: Mapping[str, np.ndarray]) -> None:
         """Write the file of a stage; a SiteStoreError if the disk refuses it."""
-        data = encode(arrays)
+        data = encode(arrays, MOST)
         try:
             with replacing(self._path(*stage[:2])) as path:
                 path.write_bytes(hashlib.sha256(data).digest() + data)
@@ -98,12 +101,32 @@ class MemoryStore:
 
     def read(self, stage: Stage) -> Mapping[str, np.ndarray]:
         """The arrays of a stage."""
-        return decode(self.stored[stage[:2]])
+        return decode(self.stored[stage[:2]], MOST)
 
     def write(self, stage: Stage, arrays: Mapping[str, np.ndarray]) -> None:
         """Keep the arrays of a stage."""
-        self.stored[stage[:2]] = encode(arrays)
+        self.stored[stage[:2]] = encode(arrays, MOST)
 
     def keep(self, stages: set[tuple[int, int]]) -> None:
         """Delete all other stages."""
         self.stored = {stage: data for stage, data in self.stored.items() if stage in stages}
+
+
+def run_folder(run: str) -> str:
+    """The name of a run's folder: different for every run, and valid on every file system.
+
+    Short names of lower-case letters, digits, "-" and "_" stay as they are. All others get a suffix from their hash:
+    some file systems do not distinguish upper and lower case, or forms of one letter in Unicode. The suffix starts with
+    "+", which no short name has.
+
+    Args:
+        run: the name of the run, any text.
+
+    >>> run_folder("run_1"), run_folder("Run.1")
+    ('run_1', 'Run_1+...')
+    """
+    reserved = re.fullmatch(r"con|prn|aux|nul|com\d|lpt\d", run)  # devices on Windows
+    if re.fullmatch(r"[a-z0-9_-]{1,64}", run) and not reserved:
+        return run
+    readable = re.sub(r"[^A-Za-z0-9_-]", "_", run[:32])
+    return f"{readable}+{hashlib.sha256(run.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}"

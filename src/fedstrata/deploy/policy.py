@@ -1,0 +1,99 @@
+"""A site's policy: which runs it takes part in, and how much may leave it. Only its owner writes it."""
+
+import json
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedstrata.base.errors import unknown
+from fedstrata.base.files import replacing
+
+MEANS = "means"  # in `fields`: all fields that are merged by a mean
+ANY = "*"  # in `fields`: all that the method sends, rows included
+FILE = "policy.json"  # in a site's state folder, written when the site starts
+
+
+class Refused(ValueError):
+    """A call that the site's policy, its data or an earlier call forbid. Nothing was computed for it."""
+
+
+class Policy(NamedTuple):
+    """The table [policy] of a site's file. All limits but `runs_at_most` hold for each run."""
+
+    runs: tuple[str, ...] = ("*",)  # names of runs; * stands for any text
+    runs_at_most: int = 20  # that may begin here
+    sites_at_least: int = 3  # in a run, counted by their keys
+    rounds: int = 1000
+    evaluations: int = 100
+    parameters: int = 0  # different calls that are answered; 0: as many as the run needs, and a quarter more
+    fields: tuple[str, ...] = (MEANS,)  # that may leave: those merged by a mean, and others by name
+    bytes: int = 1_000_000_000  # that may leave
+
+    @classmethod
+    def of(cls, table: Any, where: str) -> "Policy":
+        """The policy in a table of a .toml or .json file.
+
+        Args:
+            table: by name, the entries that differ from the defaults.
+            where: the file, for error messages.
+
+        Raises:
+            ValueError: an entry is unknown, or has a wrong value.
+        """
+        if not isinstance(table, Mapping):
+            raise ValueError(f"{where}: [policy] must be a table of entries")
+        found: dict[str, Any] = {}
+        for name, value in table.items():
+            if name not in cls._fields:
+                raise unknown(f"entry of [policy] in {where}:", name, cls._fields)
+            if name in ("runs", "fields"):
+                if not isinstance(value, list | tuple) or not all(isinstance(v, str) and v for v in value):
+                    raise ValueError(f"{where}: {name} in [policy] must be a list of names, not {value!r}")
+                found[name] = tuple(value)
+                continue
+            least = 0 if name in ("parameters", "evaluations", "runs_at_most") else 1
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise ValueError(f"{where}: {name} in [policy] must be a whole number ≥ {least}, not {value!r}")
+            found[name] = value
+        return cls(**found)
+
+    @classmethod
+    def kept_in(cls, folder: Path) -> "Policy":
+        """The policy in a site's state folder; the defaults if there is none."""
+        path = folder / FILE
+        return cls.of(json.loads(path.read_text()), str(path)) if path.exists() else cls()
+
+    def keep_in(self, folder: Path) -> None:
+        """Write the policy into a site's state folder, for the process that answers."""
+        with replacing(folder / FILE) as part:
+            part.write_text(json.dumps(self._asdict()))
+        (folder / FILE).chmod(0o600)
+
+    def allows_field(self, field: str, merge: str | None) -> bool:
+        """Whether a field may leave.
+
+        Args:
+            field: its name.
+            merge: how the server merges it, e.g. "mean".
+        """
+        return field in self.fields or ANY in self.fields or (MEANS in self.fields and merge == "mean")
+
+    def allows_run(self, run: str) -> bool:
+        """Whether a run of this name is one of `runs`."""
+        return any(fnmatchcase(run, pattern) for pattern in self.runs)
+
+    def words(self) -> list[str]:
+        """The policy in plain words, a line each."""
+        named = "any name" if "*" in self.runs else f"the names {', '.join(self.runs) or '(none)'}"
+        means = ["fields that are merged by a mean"] if MEANS in self.fields else []
+        leaves = [*means, *(name for name in self.fields if name not in (MEANS, ANY))]
+        leaves = ["every field that the method sends"] if ANY in self.fields else leaves
+        calls = f"{self.parameters:,}" if self.parameters else "what the run needs and a quarter more"
+        return [
+            f"takes part in runs of {named}, in at most {self.runs_at_most}",
+            f"with at least {self.sites_at_least} sites, counted by their keys",
+            f"for at most {self.rounds:,} rounds and {self.evaluations:,} evaluations in a run",
+            f"answers as many different calls in a run: {calls}",
+            f"may leave this site: {' and '.join(leaves) or 'nothing'}, {self.bytes / 1e6:,.0f} MB in a run",
+        ]

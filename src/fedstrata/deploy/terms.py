@@ -1,0 +1,75 @@
+"""The terms of a run: what the server and all sites agree on before it begins, and what must not change later."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from fedstrata.deploy.data_summary import LONGEST_NAME, DataSummary
+
+MOST_SITES = 10_000
+LONGEST_TEXT = 2**26  # characters of the terms of a run
+
+
+class Terms(NamedTuple):
+    """What all parties of a run know. The server proposes it; every site compares it with its own data and policy."""
+
+    run: str  # its name
+    sites: tuple[DataSummary, ...]  # in the order of their numbers
+    program: str  # a hash of the app's code
+    rounds: int  # a later server may extend the run: sites accept more, within their policy
+    evaluations: int  # likewise
+
+    def encode(self) -> str:
+        """The terms as JSON, always in the same form."""
+        return json.dumps(self._asdict(), sort_keys=True, separators=(",", ":"))
+
+    def digest(self) -> str:
+        """A hash of what may not change in a run: its name, its sites and its code."""
+        fixed = self._replace(rounds=0, evaluations=0)
+        return hashlib.sha256(fixed.encode().encode()).hexdigest()
+
+    @classmethod
+    def decode(cls, text: Any) -> "Terms":
+        """The terms in a text that another party sent.
+
+        Raises:
+            ValueError: it is malformed.
+        """
+        if not isinstance(text, str) or len(text) > LONGEST_TEXT:
+            raise ValueError(f"the terms of a run must be a text of at most {LONGEST_TEXT} characters")
+        try:
+            found = json.loads(text)
+        except (ValueError, RecursionError):
+            raise ValueError("the terms of a run are not readable JSON") from None
+        if not isinstance(found, dict) or found.keys() != set(cls._fields):
+            raise ValueError("the terms of a run have another form: do the site and the server have the same release?")
+        for name in ("rounds", "evaluations"):
+            if not isinstance(found[name], int) or isinstance(found[name], bool) or not 0 <= found[name] < 2**31:
+                raise ValueError(f"the terms of a run: {name} must be a whole number ≥ 0")
+        check_name(found["run"])
+        if not isinstance(found["program"], str) or len(found["program"]) > LONGEST_NAME:
+            raise ValueError("the terms of a run: program must be a short text")
+        if not isinstance(found["sites"], list) or not 1 <= len(found["sites"]) <= MOST_SITES:
+            raise ValueError(f"the terms of a run must list 1 to {MOST_SITES} sites")
+        return cls(**{**found, "sites": tuple(DataSummary.checked(row) for row in found["sites"])})
+
+    def number(self, site: str) -> int:
+        """The number of a site; a ValueError if it is not one of them, or twice."""
+        places = [i for i, summary in enumerate(self.sites) if summary.site == site]
+        if len(places) != 1:
+            raise ValueError(f"run {self.run!r} lists {site} {len(places)} times among its sites")
+        return places[0]
+
+
+def check_name(run: Any) -> None:
+    """Refuse a run's name that is no short printable text, or that would be a path."""
+    if not isinstance(run, str) or not 0 < len(run) <= LONGEST_NAME or not run.isprintable():
+        raise ValueError(f"the name of a run must be a text of 1 to {LONGEST_NAME} printable characters")
+    if run.startswith(".") or {"/", "\\"} & set(run):
+        raise ValueError(f"the name of a run must not start with a dot or have slashes, as in {run!r}")
+
+
+def count_keys(sites: Sequence[DataSummary]) -> int:
+    """How many different keys the sites of a run have. A site without one counts as none."""
+    return len({summary.key for summary in sites if summary.key})
