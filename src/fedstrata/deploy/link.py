@@ -4,14 +4,24 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, TypeVar
 
+from fedstrata.base.text import one_line
 from fedstrata.deploy.messages import EVALUATE, Message, Stage
 
 T = TypeVar("T")
 
-# Calls by site number → replies that came in time; in place of a missing one the reason, or nothing.
-Link = Callable[[Mapping[int, Message]], Mapping[int, Message | str]]
+MOST_OFFENCES = 3  # malformed replies of a site, after which it is not called any more
 
 log = logging.getLogger("fedstrata")
+
+
+class Malformed(NamedTuple):
+    """In place of a reply: the site sent something that is none."""
+
+    why: str
+
+
+# Calls by site number → replies that came in time; in place of a missing one the reason, or nothing.
+Link = Callable[[Mapping[int, Message]], Mapping[int, Message | Malformed | str]]
 
 
 class Report(NamedTuple):
@@ -29,35 +39,66 @@ class Report(NamedTuple):
         )
 
 
-def collect(
-    link: Link, stage: Stage, calls: Mapping[int, Message], read: Callable[[Message], T]
-) -> tuple[dict[int, T], Report]:
-    """The replies to these calls, read, in the order of the sites' numbers. An invalid reply counts as missing.
+class Caller:
+    """Calls sites over a link. Whatever a reply holds, it is a valid one or its site is missing, with the reason.
 
-    Args:
-        link: carries the calls.
-        stage: of the calls.
-        calls: by site number.
-        read: what is wanted of a reply; raises a ValueError if the reply is invalid.
+    A site that sends malformed replies is quarantined: after three of them it is not called any more.
     """
-    replies = link(calls)
-    received: dict[int, T] = {}
-    missing: dict[str, str] = {}
-    for i, call in sorted(calls.items()):
-        try:
-            received[i] = read(_matching(call, replies.get(i, "no answer")))
-        except ValueError as error:
-            missing[call.site] = str(error)
-    report = Report(stage, tuple(calls[i].site for i in received), missing)
-    if missing:
-        log.warning("%s", report)
-    return received, report
+
+    def __init__(self, link: Link):
+        """A caller that has had no reply yet.
+
+        Args:
+            link: carries the calls.
+        """
+        self.link = link
+        self.offences: dict[str, list[str]] = {}  # by site name: what was wrong
+
+    def collect(
+        self, stage: Stage, calls: Mapping[int, Message], read: Callable[[Message], T]
+    ) -> tuple[dict[int, T], Report]:
+        """The replies to these calls, read, in the order of the sites' numbers.
+
+        Args:
+            stage: of the calls.
+            calls: by site number.
+            read: what is wanted of a reply; any error means that the reply is malformed.
+        """
+        out = {i: self.quarantined(call.site) for i, call in calls.items()}
+        replies = self.link({i: call for i, call in calls.items() if not out[i]})
+        received: dict[int, T] = {}
+        missing: dict[str, str] = {}
+        for i, call in sorted(calls.items()):
+            reply = out[i] or replies.get(i, "no answer")
+            if isinstance(reply, Message):
+                try:
+                    received[i] = read(_matching(call, reply))
+                    continue
+                except Exception as error:  # of any kind: what a site sends must not end the run
+                    own = isinstance(error, ValueError)
+                    reply = Malformed(str(error) if own else f"{type(error).__name__}: {error}")
+            missing[call.site] = self._offence(call.site, reply) if isinstance(reply, Malformed) else one_line(reply)
+        report = Report(stage, tuple(calls[i].site for i in received), missing)
+        if missing:
+            log.warning("%s", report)
+        return received, report
+
+    def quarantined(self, site: str) -> str:
+        """Why a site is not called any more; empty if it is."""
+        found = self.offences.get(site, [])
+        few = len(found) < MOST_OFFENCES
+        return "" if few else f"quarantined after {len(found)} malformed replies, the last: {found[-1]}"
+
+    def _offence(self, site: str, reply: Malformed) -> str:
+        why = one_line(reply.why)
+        self.offences.setdefault(site, []).append(why)
+        if self.quarantined(site):
+            log.error("%s is quarantined: it has sent %d malformed replies", site, MOST_OFFENCES)
+        return f"malformed reply: {why}"
 
 
-def _matching(call: Message, reply: Message | str) -> Message:
+def _matching(call: Message, reply: Message) -> Message:
     """The reply, if it is one to this call; a ValueError otherwise."""
-    if isinstance(reply, str):
-        raise ValueError(reply)
     expected, found = (call.run, call.site, call.stage), (reply.run, reply.site, reply.stage)
     if expected != found:
         raise ValueError(f"the reply is for {found}, but the call was for {expected}")

@@ -1,5 +1,6 @@
 """The server of a deployed run: it calls sites, merges their replies, and holds the run's state."""
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -9,22 +10,23 @@ import numpy as np
 from jaxtyping import PRNGKeyArray
 
 from fedstrata.core.algorithm import Cohort
+from fedstrata.core.grid import Grid, Noise
 from fedstrata.core.memory import Pool
-from fedstrata.core.placement import part
+from fedstrata.core.placement import field_of, part
 from fedstrata.core.vector import Vector
 from fedstrata.deploy.agreement import Agreement
 from fedstrata.deploy.evaluation.request import Reply, Request
 from fedstrata.deploy.evaluation.summary import Summary, summarise
-from fedstrata.deploy.link import Link, Report, collect
+from fedstrata.deploy.link import Caller, Link, Report
 from fedstrata.deploy.messages import BEGIN, EVALUATE, START, Message, Stage, pack, unpack
 from fedstrata.deploy.privacy_accountant import PrivacyAccountant
-from fedstrata.deploy.secure_sum import SecureSum, check_secure, concealed_like, weights_at
+from fedstrata.deploy.secure_sum import SecureSum, check_secure, weights_at, with_dtype
 from fedstrata.deploy.server_program import merge_and_step, merge_starts, pool_again, present, stack
 from fedstrata.engine import initialise
 from fedstrata.engine.checkpoint import CheckpointError, Checkpoints
 from fedstrata.engine.codec import from_named_arrays, named_arrays
 from fedstrata.engine.layout import newest
-from fedstrata.engine.privacy import Spent, means
+from fedstrata.engine.privacy import Spent, first_reference, means, next_reference
 from fedstrata.engine.server import broadcast
 from fedstrata.engine.visibility import show_server
 
@@ -68,7 +70,7 @@ class Server:
             link: carries calls to sites and their replies back.
             quorum: the share of a round's sites that must reply in each of its exchanges.
             on_report: called after every exchange.
-            noise_key: of the noise in a private run; None: a fresh key of the operating system for every merge.
+            noise_key: of the noise in a private run; None: noise from the operating system's generator.
             secure: sums what sites have concealed, if they do.
         """
         if not 0 < quorum <= 1:
@@ -76,12 +78,13 @@ class Server:
         if len(set(names)) != len(names) or len(names) != agreement.context.clients:
             raise ValueError(f"a run of {agreement.context.clients} sites needs as many different names, not {names}")
         check_secure(agreement, secure)
-        self.agreement, self.names, self.link, self.quorum, self.on_report = agreement, names, link, quorum, on_report
+        self.agreement, self.names, self.quorum, self.on_report = agreement, names, quorum, on_report
+        self.caller = Caller(link)
         self.context = agreement.started()
         self.algorithm, self.problem = self.context.algorithm, self.context.problem
         self.phases = self.algorithm.phases(self.problem)
         self.accountant, self.secure = PrivacyAccountant(self.context.privacy, noise_key), secure
-        self.reply_like = self.context.template if secure is None else concealed_like(self.context.template)
+        self.reply_like = self.context.template if secure is None else with_dtype(self.context.template, np.uint64)
 
     def begin(self) -> ServerState:
         """The state before round 0: every site prepares its fields, and their starts are merged where needed."""
@@ -93,7 +96,8 @@ class Server:
             return ServerState(0, shared, dict.fromkeys(sent, stage))
         everyone = self.context.everyone(self.agreement.key)
         empty = initialise.blank(self.context, len(sites))
-        rows, summed = self._reveal(stage, sent)
+        reference = self._first_reference()
+        rows, summed = self._reveal(stage, sent, reference)
         noise = self._noise(stage, sites, starts)
         merged = merge_starts(self.agreement, empty, stack(rows, sites), everyone, noise, summed)
         if initialise.starts_twice(self.algorithm):
@@ -117,19 +121,22 @@ class Server:
         cohort, shared, done = self.cohort(now.round), now.shared, 0
         ids, here = [int(i) for i in np.asarray(cohort.ids)], [bool(p) for p in np.asarray(cohort.present)]
         left = [i for i, p in zip(ids, here, strict=True) if p]
-        needed = max(1, int(np.ceil(self.quorum * len(left))))
+        needed, reference = max(1, int(np.ceil(self.quorum * len(left)))), self._first_reference()
         for exchange, phase in zip(self.context.exchanges, self.phases, strict=True):
             for repetition in range(phase.repeat):
                 if phase.when is not None and not bool(phase.when(shared, cohort, jnp.array(repetition, jnp.int32))):
                     continue
                 stage = Stage(now.round, done, exchange.number, repetition)
-                sent = self._call(left, stage, broadcast(exchange, shared, now.pools), now.after, exchange.sends)
+                fields = broadcast(exchange, shared, now.pools)
+                reference = self._next_reference(reference, stage, fields)
+                sent = self._call(left, stage, fields, now.after, exchange.sends)
                 left = [i for i in left if i in sent]
                 self._check_quorum(left, needed, stage)
                 cohort = present(cohort, sent)
-                rows, summed = self._reveal(stage, sent)
+                rows, summed = self._reveal(stage, sent, reference)
                 noise = self._noise(stage, list(sent), exchange.sends)
-                shared = merge_and_step(self.agreement, exchange, shared, stack(rows, ids), cohort, noise, summed)
+                given = {"reference": reference, "noise": noise, "merged_already": summed}
+                shared = merge_and_step(self.agreement, exchange, shared, stack(rows, ids), cohort, **given)
                 done += 1
         last = dict.fromkeys(left, Stage(now.round, done - 1)) if done else {}  # a round may have no exchange
         pools = now.pools if now.round + 1 < initialise.first_rounds(now.pools) else {}
@@ -142,12 +149,34 @@ class Server:
                 "is that before this round"
             )
 
-    def _noise(self, stage: Stage, sites: list[int], sent: tuple[str, ...]) -> PRNGKeyArray | None:
-        released = bool(means(self.context.state, sent))
-        return self.accountant.key_for(stage, [self.names[i] for i in sites], released)
+    def _first_reference(self) -> Any:
+        return None if self.context.privacy is None else first_reference(self.context.template)
 
-    def _reveal(self, stage: Stage, sent: Sent) -> tuple[Sent, dict[str, Any]]:
-        """What was sent in the open, and the means of what was concealed."""
+    def _next_reference(self, reference: Any, stage: Stage, fields: Mapping[str, Any]) -> Any:
+        """The values around which sites clip: their own starts, in the first exchange, replace what is sent to them."""
+        if reference is None:
+            return None
+        own = self.own_starts if stage[:2] == (0, 0) else ()
+        return next_reference(reference, {path: v for path, v in fields.items() if field_of(path) not in own})
+
+    @functools.cached_property
+    def own_starts(self) -> tuple[str, ...]:
+        """The fields whose starts differ by site."""
+        return initialise.own_fields_unseen(self.context, self.agreement.key, self.agreement.shapes)
+
+    def _grid(self, round: int, sent: tuple[str, ...]) -> Grid | None:
+        """The grid of the noise that the server adds."""
+        privacy = self.context.privacy
+        if privacy is None or privacy.where == "sites":
+            return None
+        return self.context.grid(sent, len(self.names) if round < 0 else None)
+
+    def _noise(self, stage: Stage, sites: list[int], sent: tuple[str, ...]) -> Noise | None:
+        released, names = bool(means(self.context.state, sent)), [self.names[i] for i in sites]
+        return self.accountant.noise_for(stage, names, released, self._grid(stage.round, sent))
+
+    def _reveal(self, stage: Stage, sent: Sent, reference: Any) -> tuple[Sent, dict[str, Any]]:
+        """What was sent in the open, and the means of what was concealed; integers, if noise is added to them."""
         paths = means(self.context.state, tuple(next(iter(sent.values()))))
         if self.secure is None or not paths:
             return sent, {}
@@ -155,10 +184,15 @@ class Server:
         parts = {i: pack({p: fields[p] for p in paths})[0] for i, fields in sent.items() if i in weights}
         total = self.secure.reveal(stage, list(weights), parts)
         share = sum(weights[i] for i in parts)
-        like = pack({p: part(self.context.template, p) for p in paths})[0]
-        mean = {name: (total[name] / share).astype(a.dtype) for name, a in like.items()}
+        mean = {name: total[name] / share for name in total}
         rows = {i: {p: v for p, v in fields.items() if p not in paths} for i, fields in sent.items()}
-        return rows, unpack(mean, self.context.template, paths)
+        if (grid := self._grid(stage.round, paths)) and (privacy := self.context.privacy):
+            around = pack({p: part(reference, p) for p in paths})[0]
+            step = privacy.clip * max(weights[i] for i in parts) / share / grid.bound
+            mean = {name: grid.nearest(array, around[name], step) for name, array in mean.items()}
+            return rows, unpack(mean, with_dtype(self.context.template, np.int32), paths)
+        like = pack({p: part(self.context.template, p) for p in paths})[0]
+        return rows, unpack({n: a.astype(like[n].dtype) for n, a in mean.items()}, self.context.template, paths)
 
     def privacy(self) -> Spent | None:
         """The privacy spent so far; None if the run is not private. A repeated round counts again."""
@@ -226,7 +260,7 @@ class Server:
         missing: dict[str, str] = {}
         if request.measures:
             calls = {i: Message(self.agreement.run, stage, name, arrays) for i, name in enumerate(self.names)}
-            received, report = collect(self.link, stage, calls, lambda m: request.read(self.agreement, m.arrays))
+            received, report = self.caller.collect(stage, calls, lambda m: request.read(self.agreement, m.arrays))
             self.on_report(report)
             replies, missing = {self.names[i]: reply for i, reply in received.items()}, report.missing
         return summarise(self.agreement, request, x, now.round, replies, missing)
@@ -243,7 +277,7 @@ class Server:
         arrays, pools = pack(fields)
         message = lambda i: Message(self.agreement.run, stage, self.names[i], arrays, after.get(i), pools or None)
         calls = {i: message(i) for i in sites}
-        received, report = collect(self.link, stage, calls, lambda reply: self._fields(reply, wanted))
+        received, report = self.caller.collect(stage, calls, lambda reply: self._fields(reply, wanted))
         self.on_report(report)
         return received
 

@@ -90,25 +90,27 @@ def test_names_on_the_wire_are_those_of_the_format(tmp_path, monkeypatch):
     for name in ("run_id", "node_id", "task_id"):  # Flower sets them in a server app
         monkeypatch.setattr(TaskIdentity, f"_{name}", 1)
     call = Message("first", Stage(-1, 0), "Ulm", {})
-    sent = grid_link._outgoing(call, 7, "[]")
+    sent = grid_link._outgoing(call, 7, {"terms": "{}", "call": "12"})
     assert (sent.metadata.message_type, sent.metadata.group_id) == ("query.begin0", "-1")
-    assert dict(sent.content["about"]) == {"surveys": "[]"}
+    assert dict(sent.content["about"]) == {"terms": "{}", "call": "12"}
     assert sent.content["body"]["letter"].numpy().tobytes() == call.encode()
-    later = grid_link._outgoing(call._replace(stage=Stage(3, 1, 2)), 7, "[]")
+    later = grid_link._outgoing(call._replace(stage=Stage(3, 1, 2)), 7, {"digest": "ab", "call": "12"})
     assert (later.metadata.message_type, later.metadata.group_id) == ("train.phase2", "3")
-    assert dict(later.content["about"]) == {}
 
     load = lambda settings: fs.Federation.from_clients([{"x": np.ones((2, 3))}])
     problem = fs.Average(lambda w, example: (w - example["x"]) @ (w - example["x"]))
     deployment = Deployment(problem, fs.FedAvg(0.1), load, 1, 1, {"params": np.zeros(3)})
     worker = Worker(deployment, tmp_path, "1")
     about, _ = worker.answer({"kind": "query.survey", "settings": {"site": "Ulm"}, "about": {}}, b"")
-    assert json.loads(about["survey"]) == ["Ulm", {"train": 2}, {"train": {"x": ["float64", [3]]}}]
+    row = json.loads(about["survey"])
+    assert row[:3] == ["Ulm", {"train": 2}, {"train": {"x": ["float64", [3]]}}]
     assert about["mark"] == (tmp_path / "mark").read_text()
-    request = {"kind": "query.begin0", "settings": {"site": "Ulm"}, "about": {"surveys": f"[{about['survey']}]"}}
+    (tmp_path / "policy.json").write_text('{"sites_at_least": 1}')
+    terms = {"run": "first", "sites": [row], "program": "1", "rounds": 1, "evaluations": 1}
+    request = {"kind": "query.begin0", "settings": {"site": "Ulm"}, "about": {"terms": json.dumps(terms)}}
     worker.answer(request, call.encode())
-    assert (tmp_path / "runs" / "first" / "surveys.json").read_text() == f"[{about['survey']}]"
+    assert json.loads((tmp_path / "runs" / "first" / "terms.json").read_text()) == terms
     assert (tmp_path / "runs" / "first" / "-1_0.state").exists()
-    reply = SimpleNamespace(has_content=lambda: True, content=record({"error": "no data"}, b""))
-    assert opened(reply.content) == ({"error": "no data"}, b"")
-    assert grid_link._reply(reply) == "no data"
+    reply = SimpleNamespace(has_content=lambda: True, content=record({"error": "no data", "call": "12"}, b""))
+    assert opened(reply.content) == ({"error": "no data", "call": "12"}, b"")
+    assert grid_link._reply(reply, "12") == "no data"

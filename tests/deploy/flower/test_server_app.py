@@ -20,6 +20,7 @@ import fedstrata as fs
 from fedstrata.deploy.flower import grid_link, roster, server_app
 from fedstrata.deploy.flower.client_app import opened, record
 from fedstrata.deploy.flower.deployment import Deployment
+from fedstrata.deploy.flower.roster import Roster
 from fedstrata.deploy.flower.worker import Worker
 from fedstrata.deploy.server import QuorumError
 from fedstrata.engine.privacy import epsilon
@@ -38,11 +39,19 @@ def deployment(**changes):
     return found._replace(**changes)
 
 
+def waits(grid, sites):
+    """What keeps a run from beginning, once all nodes have replied."""
+    roster = Roster(grid)
+    while len(roster.nodes) < SITES:
+        roster.look()
+    return roster._wanted(sites)
+
+
 class Grid:
     """Nodes by number; each is a worker with its settings. `on_message` may lose a message or change its reply."""
 
     def __init__(self):
-        self.nodes, self.numbers = {}, itertools.count(100)
+        self.nodes, self.workers, self.numbers = {}, {}, itertools.count(100)
         self.replies, self.ids = {}, itertools.count()
         self.on_message = lambda kind, site, answer: answer()
 
@@ -50,7 +59,10 @@ class Grid:
         settings = {"site": name or f"site-{number}", "state": str(folder), "number": number}
         Path(folder).mkdir(parents=True, exist_ok=True)
         node = next(self.numbers)
-        self.nodes[node] = Worker(made or deployment(), Path(folder), "1"), settings
+        if worker := self.workers.get(str(folder)):
+            worker.close()  # as if its process had ended
+        self.workers[str(folder)] = Worker(made or deployment(), Path(folder), "1")
+        self.nodes[node] = self.workers[str(folder)], settings
         return node
 
     def get_node_ids(self):
@@ -64,11 +76,13 @@ class Grid:
         if message.metadata.dst_node_id in self.nodes:
             worker, settings = self.nodes[message.metadata.dst_node_id]
             about, body = opened(message.content)
+            token = {"call": about.pop("call")}  # the client app returns it
             request = {"kind": kind, "code": "1", "settings": settings, "about": about}
             found = self.on_message(kind, settings["site"], lambda: _answer(worker, request, body))
             if found is not None:
                 meta = SimpleNamespace(reply_to_message_id=number)
-                reply = SimpleNamespace(metadata=meta, has_content=lambda: True, content=record(*found))
+                content = record({**found[0], **token}, found[1])
+                reply = SimpleNamespace(metadata=meta, has_content=lambda: True, content=content)
                 self.replies[number] = reply
         return number
 
@@ -168,12 +182,15 @@ def test_a_node_that_returns_with_another_number_is_the_same_site(grid, tmp_path
 
 def test_a_run_with_two_sites_of_one_name_does_not_begin(grid, tmp_path):
     grid.join(tmp_path / "other", 3, "site-1")
-    with pytest.raises(RuntimeError, match=r"has not begun.*'site-1'"):
-        server_app.serve(deployment(sites=4), grid, "first", tmp_path / "out")
+    assert "the run waits" in waits(grid, 4)
+    assert "another site has the name 'site-1'" in waits(grid, 4)
 
 
-def test_a_second_site_with_the_same_name_is_refused(grid, tmp_path, expected, caplog):
+def test_a_node_that_joins_while_no_site_is_missing_is_not_asked(grid, tmp_path, expected):
+    asked = []
+
     def come(kind, site, answer):
+        asked.extend([site] * (kind == "query.survey"))
         if kind == "train.phase0" and not hasattr(grid, "stranger"):
             grid.stranger = grid.join(tmp_path / "other", 3, "site-1")
         return answer()
@@ -181,7 +198,7 @@ def test_a_second_site_with_the_same_name_is_refused(grid, tmp_path, expected, c
     grid.on_message = come
     server_app.serve(deployment(), grid, "first", tmp_path / "out")
     np.testing.assert_allclose(solution(tmp_path / "out"), expected, rtol=1e-12)
-    assert "another site has the name 'site-1'" in caplog.text
+    assert sorted(asked) == ["site-0", "site-1", "site-2"]
 
 
 def test_a_site_without_its_folder_is_named_and_resumes_with_it(grid, tmp_path, expected):
@@ -236,5 +253,8 @@ def test_a_private_run_reports_the_privacy_spent(grid, tmp_path):
 
 
 def test_more_sites_than_expected_are_named(grid, tmp_path):
-    with pytest.raises(RuntimeError, match="3 sites connected, but 2 were expected"):
-        server_app.serve(deployment(sites=2), grid, "first", tmp_path / "out")
+    assert "3 sites are connected, but 2 were expected" in waits(grid, 2)
+
+
+def test_named_sites_do_not_wait_for_others(grid, tmp_path):
+    assert [summary.site for summary in Roster(grid).gather(("site-2", "site-0"))] == ["site-0", "site-2"]

@@ -1,6 +1,7 @@
 """The client app: it passes every message to the site's worker, and starts the worker if needed. It imports no JAX."""
 
 import os
+import secrets
 import socket
 import subprocess
 import sys
@@ -11,14 +12,17 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedstrata import __version__
+from fedstrata.base.text import one_line
 from fedstrata.deploy.flower import socket_frames
 
+CALL = "call"  # in the header of a message and of its reply: a token
 CRASHES = 5  # of workers on one message, after which the site gives up
+HEADER = 128  # bytes before the letter in an array of Flower
+MOST_ENTRIES = 16  # in the header of a message
 PATIENCE = 180.0  # seconds for a worker to start, which imports JAX and loads the site's data
 
 
@@ -35,12 +39,19 @@ class Handover(ClientApp):
         self.where = where
 
     def __call__(self, message: Message, context: Context) -> Message:
-        settings = dict(context.node_config)
+        settings, token = dict(context.node_config), {}
         try:
-            about, body = ask(self.where, settings, message.metadata.message_type, *opened(message.content))
+            given, call = opened(message.content)
+            token = {CALL: given.pop(CALL)} if CALL in given else {}
+            about, body = ask(self.where, settings, message.metadata.message_type, given, call)
         except Exception as error:  # sent to the server, which continues without this site
-            about, body = {"error": f"{type(error).__name__}: {error}"}, b""
-        return Message(record(about, body), reply_to=message)
+            about, body = {"error": one_line(f"{type(error).__name__}: {error}", 1000)}, b""
+        return Message(record({**about, **token}, body), reply_to=message)
+
+
+def new_token() -> str:
+    """A random text that only the receiver of a call learns. Its reply must hold it."""
+    return secrets.token_hex(16)
 
 
 def client_app(where: str) -> ClientApp:
@@ -55,16 +66,33 @@ def record(about: Mapping[str, Any], body: bytes) -> RecordDict:
         about: a header.
         body: a call or a reply, in bytes.
     """
-    arrays = ArrayRecord({"letter": Array(np.frombuffer(body, np.uint8))})
-    return RecordDict({"about": ConfigRecord(dict(about)), "body": arrays})
+    letter = Array(dtype="uint8", shape=(len(body),), stype="numpy.ndarray", data=_npy_header(len(body)) + body)
+    return RecordDict({"about": ConfigRecord(dict(about)), "body": ArrayRecord({"letter": letter})})
 
 
-def opened(content: RecordDict) -> tuple[dict[str, Any], bytes]:
-    """The header and the bytes in the content of one of Flower's messages."""
-    about, arrays = content["about"], content["body"]
-    if not isinstance(about, ConfigRecord) or not isinstance(arrays, ArrayRecord):
+def opened(content: Any) -> tuple[dict[str, Any], bytes]:
+    """The header and the bytes in the content of one of Flower's messages.
+
+    The bytes are what follows the one header that `record` writes. No parser of array files sees what a peer sent.
+
+    Raises:
+        ValueError: it is not a message of FedStrata.
+    """
+    about, arrays = (content.get(name) if isinstance(content, RecordDict) else None for name in ("about", "body"))
+    letter = arrays.get("letter") if isinstance(arrays, ArrayRecord) else None
+    data = letter.data if isinstance(letter, Array) else None
+    if not isinstance(about, ConfigRecord) or not isinstance(data, bytes) or len(about) > MOST_ENTRIES:
         raise ValueError("not a message of FedStrata")
-    return dict(about), arrays["letter"].numpy().astype(np.uint8).tobytes()
+    body = data[HEADER:]
+    if data[:HEADER] != _npy_header(len(body)):
+        raise ValueError("not a message of FedStrata: its bytes have another header")
+    return dict(about), body
+
+
+def _npy_header(size: int) -> bytes:
+    """The header of a file of NumPy's format 1.0 with this many bytes, which Flower's own arrays have."""
+    text = f"{{'descr': '|u1', 'fortran_order': False, 'shape': ({size},), }}"
+    return b"\x93NUMPY\x01\x00" + (HEADER - 10).to_bytes(2, "little") + text.ljust(HEADER - 11).encode() + b"\n"
 
 
 def ask(
@@ -130,12 +158,11 @@ def connected(where: str, folder: Path, code: str) -> socket.socket:
         except OSError:
             connection.close()
         if started is not None and started.poll() not in (None, 0):
-            tail = (folder / "worker.log").read_text(errors="replace").strip().splitlines()[-3:]
-            raise RuntimeError("the worker did not start: " + " | ".join(tail))
+            raise RuntimeError(f"the worker did not start; {folder.name}/worker.log at the site tells why")
         if started is None or started.poll() == 0:  # it found another worker, which may have been about to end
             started = _start(where, folder, code)
         if time.monotonic() > until:
-            raise TimeoutError(f"the worker did not start within {PATIENCE:.0f} s; see {folder / 'worker.log'}")
+            raise TimeoutError(f"the worker did not start within {PATIENCE:.0f} s; its worker.log tells more")
         time.sleep(0.05)
 
 

@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from flwr.app import Message as FlowerMessage
 from flwr.common.constant import ErrorCode
 
-from fedstrata.deploy.flower.client_app import opened, record
+from fedstrata.deploy.flower.client_app import CALL, new_token, opened, record
+from fedstrata.deploy.flower.pulling import pulled
 from fedstrata.deploy.flower.roster import Roster
-from fedstrata.deploy.link import Link
+from fedstrata.deploy.link import Link, Malformed
 from fedstrata.deploy.messages import EVALUATE, Message
+from fedstrata.deploy.terms import Terms
 
 POLL = 0.2  # seconds between two polls for replies
 LOOK = 1.0  # seconds until a call that Flower reports as lost is sent again
@@ -26,7 +28,7 @@ LOST = {
 log = logging.getLogger("fedstrata")
 
 
-def grid_link(roster: Roster, names: tuple[str, ...], deadline: float, summaries: str) -> Link:
+def grid_link(roster: Roster, names: tuple[str, ...], deadline: float, terms: Terms) -> Link:
     """A link over Flower's grid, with one message type per phase.
 
     Flower drops messages silently when a node dies. A call is therefore sent again to a node that came back, and in
@@ -36,32 +38,37 @@ def grid_link(roster: Roster, names: tuple[str, ...], deadline: float, summaries
         roster: finds the node of every site.
         names: of the sites, in the order of their numbers.
         deadline: seconds that an exchange may take.
-        summaries: the data summaries of all sites, as JSON, which sites receive before round 0.
+        terms: of the run, which a site receives with its first call of this link.
     """
+    digest, whole = {"digest": terms.digest()}, {"terms": terms.encode()}
+    told: set[int] = set()  # sites that have answered a call with the terms
 
-    def link(calls: Mapping[int, Message]) -> dict[int, Message | str]:
-        replies: dict[int, Message | str] = {}
+    def link(calls: Mapping[int, Message]) -> dict[int, Message | Malformed | str]:
+        replies: dict[int, Message | Malformed | str] = {}
         until = time.monotonic() + deadline
-        pending: dict[str, int] = {}  # by message: the site that may still reply
+        pending: dict[str, tuple[int, str]] = {}  # by message: the site that may still reply, and the call's token
         called: dict[int, int] = {}  # by site: the node that was last called
         due, gap = dict.fromkeys(calls, 0.0), dict.fromkeys(calls, AGAIN)
-        while len(replies) < len(calls) and time.monotonic() < until:
-            roster.look()
+        awaited = lambda: any(i not in replies and names[i] not in roster.changed for i in calls)
+        while awaited() and time.monotonic() < until:
+            roster.look([names[i] for i in calls if i not in replies])
             now = time.monotonic()
             nodes = {i: roster.nodes[names[i]] for i in calls if i not in replies and names[i] in roster.nodes}
             to_call = [i for i, node in nodes.items() if called.get(i) != node or now >= due[i]]
             if to_call:
-                outgoing = [_outgoing(calls[i], nodes[i], summaries) for i in to_call]
-                pending |= dict(zip(roster.grid.push_messages(outgoing), to_call, strict=True))
+                about = {i: {**(digest if i in told else whole), CALL: new_token()} for i in to_call}
+                sent = roster.grid.push_messages([_outgoing(calls[i], nodes[i], about[i]) for i in to_call])
+                pending |= {m: (i, about[i][CALL]) for m, i in zip(sent, to_call, strict=True) if m}
             for i in to_call:
                 called[i], due[i], gap[i] = nodes[i], now + gap[i], 2 * gap[i]
-            for incoming in roster.grid.pull_messages(list(pending)) if pending else ():
-                i = pending.pop(incoming.metadata.reply_to_message_id)
-                reply = _reply(incoming)
+            for (i, token), incoming in pulled(roster.grid, pending):
+                reply = Malformed(incoming) if isinstance(incoming, str) else _reply(incoming, token)
                 if i in replies:  # to a call that was sent twice
                     log.info("%s replied twice; the second reply is ignored", names[i])
                 elif reply is not None:
                     replies[i] = reply
+                    if isinstance(reply, Message):
+                        told.add(i)
                 else:
                     due[i] = min(due[i], now + LOOK)
             time.sleep(POLL)
@@ -70,20 +77,21 @@ def grid_link(roster: Roster, names: tuple[str, ...], deadline: float, summaries
     return link
 
 
-def _outgoing(call: Message, node: int, summaries: str) -> FlowerMessage:
+def _outgoing(call: Message, node: int, about: Mapping[str, str]) -> FlowerMessage:
     round, exchange, phase, _ = call.stage
     kind = f"train.phase{phase}" if round >= 0 else f"query.begin{exchange}"
     kind = "evaluate" if exchange == EVALUATE else kind
-    about = {"surveys": summaries} if round < 0 else {}
     return FlowerMessage(record(about, call.encode()), node, kind, group_id=str(round))
 
 
-def _reply(incoming: FlowerMessage) -> Message | str | None:
-    """The reply, or the reason why there is none; None if the site may still reply."""
-    if not incoming.has_content():
-        return None if incoming.error.code in LOST else str(incoming.error.reason)
+def _reply(incoming: FlowerMessage, token: str) -> Message | Malformed | str | None:
+    """The reply, or the reason why there is none; None if the site may still reply. Whatever it holds, no error."""
     try:
+        if not incoming.has_content():
+            return None if incoming.error.code in LOST else str(incoming.error.reason)
         about, body = opened(incoming.content)
+        if about.get(CALL) != token:
+            return None  # only the site that was called knows it: somebody else has replied in its place
         return str(about["error"]) if "error" in about else Message.decode(body)
-    except (ValueError, KeyError) as error:
-        return str(error)
+    except Exception as error:
+        return Malformed(str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}")
