@@ -11,36 +11,46 @@ on separate machines, in the app's folder:
   fedstrata deploy approve                       at a site: allow this version of the app to run here
   fedstrata deploy check sites/north.toml        at a site: preflight check of data, versions, keys, clock, disk
   fedstrata deploy server                        start the SuperLink
+  fedstrata deploy server --behind               the same behind nginx, whose configuration is written to out/
   fedstrata deploy site sites/north.toml         start a site's SuperNode
-  fedstrata deploy run                           start the run, or resume it
+  fedstrata deploy run --name first              start the run, or resume it, and wait for its end
 
-`register`, `server`, `site` and `run` execute a program of Flower. With --print they only show its command.
+while it runs, and afterwards:
+  fedstrata deploy status                        at the server: runs, rounds, sites, privacy spent, connected sites
+  fedstrata deploy status sites/north.toml       at a site: what it holds and has answered, and which processes live
+  fedstrata deploy stop --name first             stop a run; `deploy run --name first` resumes it
+  fedstrata deploy unregister keys/north.pub     at the server: reject this site from now on
+  fedstrata deploy clean --days 30               show what old runs and expired certificates could be removed
+  fedstrata deploy clean --days 30 --yes         remove it; models, evaluations, reports and logs always stay
+
+`run` passes on the log and exits with 0 only if the run has finished. Ctrl-C ends the log, not the run. `register`,
+`server` and `site` replace themselves with a program of Flower; with --print they, and `run`, only show its command.
 """
 
 import argparse
 import json
 import os
-import shlex
 import shutil
 import subprocess
 import time
-import tomllib
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedstrata.base.errors import unknown
+from fedstrata.cli import deploy_run, deploy_status
+from fedstrata.cli.deploy_run import app_of, at, become, file_at, server_file
 from fedstrata.cli.output import console, print_json, print_table
 from fedstrata.cli.parsing import Mistake, json_option, whole
 
-if TYPE_CHECKING:
-    from fedstrata.deploy.flower.config import ServerConfig
-
 _NEEDS = {"init": "the name of a new folder", "keys": "`server`, or a site's name", "register": "a site's .pub file"}
-_NEEDS |= {"check": "a site's .toml file", "site": "a site's .toml file"}
+_NEEDS |= {"check": "a site's .toml file", "site": "a site's .toml file", "unregister": "a site's .pub file"}
+_MAY_HAVE = ("status", "clean")  # a site's .toml file
 _SHAPE = (
     '{"findings": [{"what", "good", "found"}]} for check, {"folder", "files"} for init and local, {"files"} for keys, '
-    '{"version"} for approve'
+    '{"version"} for approve, {"run", "flower_run", "finished", "why", "files"} for run, {"run", "stopped", "state"} '
+    'for stop, {"runs", "nodes"} for status, {"site", "supernode", "worker", "runs"} for status of a site, '
+    '{"removed": true or false, "files": [{"path", "bytes", "why"}]} for clean, {"unregistered", "node"} for unregister'
 )
 
 
@@ -50,7 +60,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--app", default=".", metavar="FOLDER", help="the app's folder (default: the current one)")
     parser.add_argument("--sites", type=whole(1), metavar="N", help="init: number of sites (3). local: the first N")
     parser.add_argument("--rounds", type=whole(1), metavar="R", help="local, run: instead of those in task.py")
-    parser.add_argument("--name", default="first", help="run: its name; the same name resumes the run")
+    parser.add_argument("--name", help="run, stop: the run's name (first); the same name resumes it. status: only it")
+    parser.add_argument(
+        "--days", type=whole(0), default=30, metavar="N", help="clean: what is at least N days old (30)"
+    )
+    parser.add_argument("--keys", action="store_true", help="clean: also public keys that are not registered any more")
+    parser.add_argument("--yes", action="store_true", help="clean: remove, and do not only show")
+    parser.add_argument("--behind", action="store_true", help="server: behind nginx; with --print, its configuration")
+    parser.add_argument("--new-code", action="store_true", help="run: resume with other code that computes the same")
     parser.add_argument("--insecure", action="store_true", help="local: without TLS and keys, a little faster")
     parser.add_argument("--print", action="store_true", help="show Flower's command, do not start it")
     json_option(parser, _SHAPE)
@@ -61,7 +78,7 @@ def execute(options: argparse.Namespace) -> int:
         raise unknown("action of `fedstrata deploy`:", options.action, _ACTIONS)
     if options.action in _NEEDS and options.what is None:
         raise Mistake(f"`fedstrata deploy {options.action}` needs {_NEEDS[options.action]}")
-    if options.action not in _NEEDS and options.what is not None:
+    if options.action not in (*_NEEDS, *_MAY_HAVE) and options.what is not None:
         raise Mistake(f"`fedstrata deploy {options.action}` takes no argument, got {options.what!r}")
     if options.insecure and options.action != "local":
         raise Mistake("--insecure works only on loopback: `fedstrata deploy local --insecure`")
@@ -88,7 +105,7 @@ def _local(options: argparse.Namespace) -> int:
     from fedstrata.deploy.flower.config import SiteConfig
     from fedstrata.deploy.flower.local_federation import LocalFederation
 
-    app, _ = _app(options)
+    app, _ = app_of(options)
     found = [SiteConfig.read(path) for path in sorted((app / "sites").glob("*.toml"))]
     count = options.sites or len(found)
     if not 1 <= count <= len(found):
@@ -96,9 +113,10 @@ def _local(options: argparse.Namespace) -> int:
     home = app / "out" / "local"
     shutil.rmtree(home, ignore_errors=True)
     given = {site.site: dict(site.settings) for site in found[:count]}
+    policies = {s.site: s.policy._replace(sites_at_least=min(count, s.policy.sites_at_least)) for s in found[:count]}
     config: dict[str, Any] = {"run": "first", "folder": str(home), "sites": count}
     config |= {"rounds": options.rounds} if options.rounds else {}
-    federation = LocalFederation(app, home, given, secure=not options.insecure, folder=app / "sites")
+    federation = LocalFederation(app, home, given, secure=not options.insecure, folder=app / "sites", policy=policies)
     with federation, (home / "run.log").open("w") as log:
         process = federation.run(log, **config)
         _watch(process, home / "first" / "reports.jsonl", options.json)
@@ -143,7 +161,7 @@ def _keys(options: argparse.Namespace) -> int:
     from fedstrata.deploy.flower.config import ServerConfig, split_address
     from fedstrata.deploy.flower.keys import server_keys, site_keys
 
-    app, _ = _app(options)
+    app, _ = app_of(options)
     if options.what == "server":
         server = ServerConfig.read(app / "server.toml")
         host = split_address(server.address)[0]
@@ -163,13 +181,13 @@ def _register(options: argparse.Namespace) -> int:
     if not key.is_file():
         raise Mistake(f"there is no {key}; the site creates it with `fedstrata deploy keys NAME`")
     command = ["flwr", "supernode", "register", str(key.absolute()), CONNECTION]
-    return _become(options, command, _at(_server_file(options)))
+    return become(options, command, at(server_file(options)))
 
 
 def _approve(options: argparse.Namespace) -> int:
     from fedstrata.deploy.flower.approval import approve
 
-    app, _ = _app(options)
+    app, _ = app_of(options)
     found = approve(app, app / "approved.txt")
     print_json({"version": found}) if options.json else print(
         f"{found} is approved at this site: {app / 'approved.txt'}"
@@ -178,11 +196,12 @@ def _approve(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> int:
-    from fedstrata.deploy.flower.config import SiteConfig
+    from fedstrata.deploy.flower.config import SiteConfig, owner_only
     from fedstrata.deploy.flower.preflight import check
 
-    app, where = _app(options)
-    findings = list(check(SiteConfig.read(_file(options.what)), app, where))
+    app, where = app_of(options)
+    owner_only(file_at(options.what))
+    findings = list(check(SiteConfig.read(Path(options.what)), app, where))
     good = all(f.good for f in findings)
     if options.json:
         print_json({"findings": [f._asdict() for f in findings]})
@@ -193,68 +212,34 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _server(options: argparse.Namespace) -> int:
-    server = _server_file(options)
-    return _become(options, server.command(), _at(server))
+    server = server_file(options)
+    if options.behind and not server.behind:
+        raise Mistake(
+            'add behind = "127.0.0.1:9192" to server.toml: there the SuperLink listens, and the programs of this '
+            "machine connect to it; nginx listens for the sites"
+        )
+    if options.behind and options.print:
+        print(server.proxy((server.folder / server.database).parent))
+        return 0
+    if server.behind and not options.print:
+        written = server.write_proxy()
+        print(f"{written} passes /v1/fleet/ on to {server.behind}, and nothing else: nginx -c {written}", flush=True)
+    return become(options, server.command(), at(server))
 
 
 def _site(options: argparse.Namespace) -> int:
-    from fedstrata.deploy.flower.config import SiteConfig
+    from fedstrata.deploy.flower.config import SiteConfig, owner_only
 
-    path = _file(options.what)
+    path = file_at(options.what)
+    owner_only(path)
     site = SiteConfig.read(path)
     if not options.print:
         os.chdir(path.parent)  # relative paths in its settings start there
-    return _become(options, site.command(), site.environment())
-
-
-def _run(options: argparse.Namespace) -> int:
-    from fedstrata.deploy.flower.local_federation import run_command
-
-    app, _ = _app(options)
-    config: dict[str, Any] = {"run": options.name, "folder": str(app / "out")}
-    config |= {name: value for name in ("sites", "rounds") if (value := getattr(options, name))}
-    return _become(options, run_command(app, config), _at(_server_file(options)))
-
-
-def _become(options: argparse.Namespace, command: list[str], given: dict[str, str]) -> int:
-    if options.print:
-        new = [f"{name}={value}" for name, value in given.items() if os.environ.get(name) != value]
-        print(shlex.join(["env", *new, *command]))
-        return 0
-    os.execvpe(command[0], command, given)
-
-
-def _at(server: "ServerConfig") -> dict[str, str]:
-    from fedstrata.deploy.flower.config import environment
-
-    return environment(server.connect())
-
-
-def _server_file(options: argparse.Namespace) -> "ServerConfig":
-    from fedstrata.deploy.flower.config import ServerConfig
-
-    return ServerConfig.read(_file(_app(options)[0] / "server.toml"))
-
-
-def _file(path: str | Path) -> Path:
-    if not Path(path).is_file():
-        raise Mistake(f"there is no {path}")
-    return Path(path)
-
-
-def _app(options: argparse.Namespace) -> tuple[Path, str]:
-    """The app's folder, and the import path of its `Deployment`."""
-    app = Path(options.app).absolute()
-    try:
-        parts = tomllib.loads((app / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["components"]
-    except (OSError, KeyError):
-        raise Mistake(
-            f"{app} has no Flower app; create one with `fedstrata deploy init`, or set its folder with --app"
-        ) from None
-    return app, f"{parts['clientapp'].partition('.')[0]}.task:deployment"
+    return become(options, site.command(), site.environment())
 
 
 _ACTIONS = {
     "init": _init, "local": _local, "keys": _keys, "register": _register, "approve": _approve, "check": _check,
-    "server": _server, "site": _site, "run": _run,
+    "server": _server, "site": _site, "run": deploy_run.run, "status": deploy_status.status, "stop": deploy_run.stop,
+    "unregister": deploy_run.unregister, "clean": deploy_status.clean,
 }  # fmt: skip

@@ -1,0 +1,264 @@
+"""Runs of `fedstrata deploy`: started and watched, stopped; and the files of an app that its actions need."""
+
+import argparse
+import os
+import re
+import shlex
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedstrata.cli.output import print_json
+from fedstrata.cli.parsing import Mistake
+
+if TYPE_CHECKING:
+    from fedstrata.deploy.flower.config import ServerConfig
+    from fedstrata.deploy.flower.control import FlowerRun
+
+SETTLE = 20.0  # seconds after its last log line until Flower must know how a run ended
+STOP = 60.0  # seconds until a stopped server app must have ended
+RESULTS = ("model.npz", "solution.npz", "evaluations.jsonl", "reports.jsonl")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Start a run, pass its log on, and report how it ended.
+
+    Args:
+        options: of the command line.
+    """
+    from fedstrata.deploy.flower.local_federation import run_command
+    from fedstrata.deploy.flower.run_lock import private, read_status, server_of
+
+    app, _ = app_of(options)
+    name, server = run_name(options), server_file(options)
+    folder = app / "out" / name
+    config: dict[str, Any] = {"run": name, "folder": str(app / "out")}
+    config |= {word: value for word in ("sites", "rounds") if (value := getattr(options, word))}
+    config |= {"new-code": True} if options.new_code else {}
+    command, given = run_command(app, config), at(server)
+    if options.print:
+        return become(options, command, given)
+    if (who := server_of(folder)) is not None:
+        raise Mistake(
+            f"run {name!r} goes on already, in process {who.get('pid')} on {who.get('host')}: `fedstrata deploy "
+            f"status` shows it, `fedstrata deploy stop --name {name}` stops it"
+        )
+    if read_status(folder).get("cleaned"):
+        raise Mistake(
+            f"the checkpoints of run {name!r} were removed by `fedstrata deploy clean`: choose another --name"
+        )
+    private(folder)
+    try:
+        number, last = _passed_on(command, given, folder / "run.log", sys.stderr if options.json else sys.stdout)
+    except KeyboardInterrupt:
+        print(
+            f"\nThe run continues at the server. `fedstrata deploy status` shows it, `fedstrata deploy stop --name "
+            f"{name}` stops it.",
+            file=sys.stderr,
+        )
+        return 130
+    why = _why_unfinished(server, number, last, folder)
+    files = [str(folder / file) for file in RESULTS if (folder / file).exists()]
+    if options.json:
+        print_json({"run": name, "flower_run": number, "finished": why is None, "why": why, "files": files})
+    elif why is None:
+        _tell(folder, name)
+    if why is not None:
+        print(f"error: run {name!r} did not finish: {why}. Logs: {folder / 'run.log'}", file=sys.stderr)
+    return 0 if why is None else 1
+
+
+def _passed_on(command: list[str], given: dict[str, str], log: Path, out: Any) -> tuple[int | None, str]:
+    """Run Flower's command and pass its output on; returns the number of Flower's run, and the last line."""
+    number, last = None, ""
+    process = subprocess.Popen(
+        command, env={**given, "PYTHONUNBUFFERED": "1"}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True, umask=0o077,
+    )  # fmt: skip
+    try:
+        log.touch(0o600)
+        with log.open("a") as file:
+            for line in process.stdout or ():
+                print(line, end="", file=out, flush=True)
+                print(line, end="", file=file, flush=True)
+                last = line.strip() or last
+                if number is None and (found := re.search(r"Successfully started run (\d+)", line)):
+                    number = int(found[1])
+        process.wait()
+    finally:
+        process.kill()  # after Ctrl-C; it only shows the log
+        process.wait()
+        if process.stdout:
+            process.stdout.close()
+    return number, last
+
+
+def _why_unfinished(server: "ServerConfig", number: int | None, last: str, folder: Path) -> str | None:
+    """Why a run did not finish, in one line; None if it did. Flower and the run's own status must agree."""
+    from fedstrata.deploy.flower.run_lock import read_status, server_of
+
+    if number is None:
+        return f"Flower did not start it: {last or 'no output'}"
+    try:
+        flower = _settled(server, number)
+    except OSError as error:
+        return f"{error}; if the run goes on, `fedstrata deploy status` shows it"
+    status = read_status(folder)
+    mine = status.get("flower_run") == str(number)
+    if flower is not None and flower.completed and mine and status.get("state") == "finished":
+        return None
+    if flower is not None and flower.status != "finished" and server_of(folder) is not None:
+        return "the log ended, but the run goes on; `fedstrata deploy status` shows it"
+    why = status.get("why") if mine else None
+    if flower is None:
+        return f"the SuperLink does not know its run {number} any more"
+    found = why or flower.details or f"Flower says {flower.status}:{flower.outcome}"
+    return " ".join(str(found).split())
+
+
+def _settled(server: "ServerConfig", number: int) -> "FlowerRun | None":
+    from fedstrata.deploy.flower.control import Control
+
+    control, until = Control(server), time.monotonic() + SETTLE
+    try:
+        while (found := control.run(number)) is not None and found.status != "finished" and time.monotonic() < until:
+            time.sleep(0.5)
+        return found
+    finally:
+        control.close()
+
+
+def _tell(folder: Path, name: str) -> None:
+    print(f"run {name!r} has finished")
+    if (folder / "model.npz").exists():
+        print(f'model:       {folder / "model.npz"}; use it: fs.load_model("{folder / "model.npz"}")')
+    print(f"parameters:  {folder / 'solution.npz'}")
+    print(f"evaluations: {folder / 'evaluations.jsonl'}")
+    print(f"reports:     {folder / 'reports.jsonl'}")
+
+
+def stop(options: argparse.Namespace) -> int:
+    """Stop a run, and wait until its server has ended.
+
+    Args:
+        options: of the command line.
+    """
+    from fedstrata.deploy.flower.control import Control
+    from fedstrata.deploy.flower.run_lock import read_status, server_of, write_status
+
+    app, _ = app_of(options)
+    name = run_name(options)
+    folder = app / "out" / name
+    if not folder.is_dir():
+        raise Mistake(f"there is no run {name!r} in {app / 'out'}; `fedstrata deploy status` lists them")
+    who = server_of(folder)
+    if who is not None:
+        control = Control(server_file(options))
+        try:
+            control.stop(int(who["flower_run"]))
+        except OSError as error:
+            raise OSError(f"{error}; the server of run {name!r} is process {who['pid']} on {who['host']}") from None
+        finally:
+            control.close()
+        until = time.monotonic() + STOP
+        while server_of(folder) is not None:
+            if time.monotonic() > until:
+                raise TimeoutError(
+                    f"Flower stopped run {name!r}, but its server has not ended within {STOP:.0f} s: process "
+                    f"{who['pid']} on {who['host']}"
+                )
+            time.sleep(0.2)
+    state = read_status(folder).get("state")
+    if who is not None or state in ("waiting", "running"):
+        write_status(folder, state="stopped", why="by `fedstrata deploy stop`")
+    if options.json:
+        print_json({"run": name, "stopped": who is not None, "state": read_status(folder).get("state")})
+    elif who is None:
+        print(f"run {name!r} has no server: there is nothing to stop")
+    else:
+        print(f"run {name!r} is stopped; `fedstrata deploy run --name {name}` resumes it")
+    return 0
+
+
+def unregister(options: argparse.Namespace) -> int:
+    """Remove a site's key from the SuperLink.
+
+    Args:
+        options: of the command line.
+    """
+    from fedstrata.deploy.flower.control import Control, public_key
+
+    key = file_at(options.what)
+    wanted, control = public_key(key), Control(server_file(options))
+    try:
+        found = [node for node in control.nodes() if node.public_key == wanted]
+        if not found:
+            raise Mistake(f"{key} is not registered at {control.address}: there is nothing to remove")
+        control.unregister(found[0].id)
+    finally:
+        control.close()
+    if options.json:
+        print_json({"unregistered": str(key), "node": found[0].id})
+    else:
+        print(f"{key} is not registered any more: the server rejects it for ever; to return, the site needs a new key")
+    return 0
+
+
+def run_name(options: argparse.Namespace) -> str:
+    """The run's name; a Mistake if it cannot name a folder."""
+    name = options.name or "first"
+    if not re.fullmatch(r"[\w-][\w.-]*", name):
+        raise Mistake(f"--name {name!r} must have letters, digits, '-', '_' and '.' only: it names a folder")
+    return name
+
+
+def become(options: argparse.Namespace, command: list[str], given: dict[str, str]) -> int:
+    """Replace this process with a program of Flower, whose files are for their owner alone; or show its command.
+
+    Args:
+        options: of the command line.
+        command: the program's.
+        given: its environment.
+    """
+    if options.print:
+        new = [f"{name}={value}" for name, value in given.items() if os.environ.get(name) != value]
+        print(shlex.join(["env", *new, *command]))
+        return 0
+    os.umask(0o077)
+    os.execvpe(command[0], command, given)
+
+
+def at(server: "ServerConfig") -> dict[str, str]:
+    """The environment of Flower's command line for this server."""
+    from fedstrata.deploy.flower.config import environment
+
+    return environment(server.connect())
+
+
+def server_file(options: argparse.Namespace) -> "ServerConfig":
+    """The server in the app's server.toml."""
+    from fedstrata.deploy.flower.config import ServerConfig
+
+    return ServerConfig.read(file_at(app_of(options)[0] / "server.toml"))
+
+
+def file_at(path: str | Path) -> Path:
+    """The path of a file that exists; a Mistake otherwise."""
+    if not Path(path).is_file():
+        raise Mistake(f"there is no {path}")
+    return Path(path)
+
+
+def app_of(options: argparse.Namespace) -> tuple[Path, str]:
+    """The app's folder, and the import path of its `Deployment`."""
+    app = Path(options.app).absolute()
+    try:
+        parts = tomllib.loads((app / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["components"]
+    except (OSError, KeyError):
+        raise Mistake(
+            f"{app} has no Flower app; create one with `fedstrata deploy init`, or set its folder with --app"
+        ) from None
+    return app, f"{parts['clientapp'].partition('.')[0]}.task:deployment"

@@ -1,0 +1,112 @@
+"""What an operator asks the SuperLink: its runs and nodes, to stop a run, to remove a site's key."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import httpx
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
+from cryptography.hazmat.primitives.serialization import load_ssh_public_key
+from flwr.proto.control_pb2 import ListNodesRequest, ListRunsRequest, StopRunRequest, UnregisterNodeRequest
+from flwr.supercore.control import ControlHttpClient
+from flwr.supercore.error import FlowerError
+from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionHttpInterceptor
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+
+from fedstrata.deploy.flower.config import ServerConfig
+from fedstrata.deploy.flower.keys import AUTHORITY
+
+
+class FlowerNode(NamedTuple):
+    """A registered site, as the SuperLink knows it."""
+
+    id: int
+    status: str  # registered, online, offline
+    public_key: bytes
+
+
+class FlowerRun(NamedTuple):
+    """A run, as the SuperLink knows it."""
+
+    id: int
+    status: str  # pending, starting, running, finished
+    outcome: str  # completed, failed, stopped; empty if it has not finished
+    details: str
+
+    @property
+    def completed(self) -> bool:
+        """Whether it finished without an error."""
+        return (self.status, self.outcome) == ("finished", "completed")
+
+
+class Control:
+    """The SuperLink's interface for operators. Errors are OSErrors in one line."""
+
+    def __init__(self, server: ServerConfig):
+        """An interface that has not connected yet.
+
+        Args:
+            server: where the SuperLink is, and its authority.
+        """
+        trust = None if server.insecure else (server.folder / server.keys / AUTHORITY).read_bytes()
+        version = RuntimeVersionHttpInterceptor(component_name="flwr CLI")
+        self.address = server.own_address
+        self.client = ControlHttpClient.from_server_address(self.address, server.insecure, trust, [version])
+
+    def nodes(self) -> list[FlowerNode]:
+        """All sites whose keys are registered."""
+        with self._told():
+            found = self.client.ListNodes(ListNodesRequest()).nodes_info
+        return [FlowerNode(n.node_id, n.status, n.public_key) for n in found if n.status != "unregistered"]
+
+    def run(self, number: int) -> FlowerRun | None:
+        """One run; None if the SuperLink does not know it."""
+        with self._told():
+            found = self.client.ListRuns(ListRunsRequest()).run_dict
+        if number not in found:
+            return None
+        status = found[number].status
+        return FlowerRun(number, status.status, status.sub_status, status.details)
+
+    def stop(self, number: int) -> None:
+        """Stop a run."""
+        with self._told():
+            if not self.client.StopRun(StopRunRequest(run_id=number)).success:
+                raise ConnectionError(f"the SuperLink could not stop its run {number}")
+
+    def unregister(self, node: int) -> None:
+        """Remove a site's key."""
+        with self._told():
+            self.client.UnregisterNode(UnregisterNodeRequest(node_id=node))
+
+    def close(self) -> None:
+        """Close the connection."""
+        self.client.close()
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except httpx.HTTPStatusError as error:
+            found = FlowerError.from_json(error.response.text)
+            why = found.message if found is not None else f"status {error.response.status_code}"
+            raise ConnectionError(f"the SuperLink at {self.address} refuses this: {why}") from None
+        except httpx.HTTPError as error:
+            raise ConnectionError(f"no response from the SuperLink at {self.address}: {error}") from None
+
+
+def public_key(file: Path) -> bytes:
+    """A site's public key as the SuperLink stores it.
+
+    Args:
+        file: a .pub file.
+    """
+    try:
+        found = load_ssh_public_key(file.read_bytes())
+    except (ValueError, UnsupportedAlgorithm):
+        found = None
+    if not isinstance(found, EllipticCurvePublicKey):
+        raise ValueError(f"{file} is not a key on a NIST curve, as `fedstrata deploy keys` creates it")
+    return public_key_to_bytes(found)

@@ -1,0 +1,346 @@
+"""`fedstrata deploy run`, `status`, `stop`, `unregister` and `clean`, with Flower's programs replaced by small ones."""
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+pytest.importorskip("flwr", reason="flwr is not installed")
+
+from fedstrata.cli import deploy_run
+from fedstrata.cli.main import main
+from fedstrata.deploy.flower import app_template, control
+from fedstrata.deploy.flower.control import FlowerNode, FlowerRun, public_key
+from fedstrata.deploy.flower.keys import server_keys, site_keys
+from fedstrata.deploy.flower.run_lock import only_server, read_status, write_status
+from fedstrata.deploy.flower.supernode import only_supernode
+
+
+class SuperLink:
+    """What the SuperLink would answer."""
+
+    def __init__(self, server):
+        self.address = server.own_address
+
+    nodes_found, runs_found, silent, stopped, removed = (), {}, False, [], []
+
+    def nodes(self):
+        if self.silent:
+            raise ConnectionError("no response from the SuperLink")
+        return list(self.nodes_found)
+
+    def run(self, number):
+        if self.silent:
+            raise ConnectionError("no response from the SuperLink")
+        return self.runs_found.get(number)
+
+    def stop(self, number):
+        self.stopped.append(number)
+        os.kill(self.server, signal.SIGKILL)
+
+    def unregister(self, node):
+        self.removed.append(node)
+
+    def close(self):
+        pass
+
+
+@pytest.fixture
+def link(monkeypatch):
+    found = type("Here", (SuperLink,), {"stopped": [], "removed": []})
+    monkeypatch.setattr(control, "Control", found)
+    monkeypatch.setattr(deploy_run, "SETTLE", 0.1)
+    return found
+
+
+@pytest.fixture
+def app(tmp_path, monkeypatch):
+    app_template.write(tmp_path / "hospitals", 2)
+    server_keys(tmp_path / "hospitals" / "keys", ["127.0.0.1"])
+    for name in ("site-1", "site-2"):
+        site_keys(tmp_path / "hospitals" / "keys", name)
+    monkeypatch.chdir(tmp_path / "hospitals")
+    return tmp_path / "hospitals"
+
+
+@pytest.fixture
+def flwr(tmp_path, monkeypatch, link):
+    """Replace the `flwr` command: it prints lines, after the run's status was written; `flwr.run` is Flower's view."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+
+    def say(*lines, state="finished", why=None, flower=("finished", "completed", "")):
+        script = "\n".join(f"echo '{line}'" for line in lines)
+        (programs / "flwr").write_text(f"#!/bin/sh\n{script}\n")
+        (programs / "flwr").chmod(0o700)
+        link.runs_found = {17: FlowerRun(17, *flower)}
+        write_status(tmp_path / "hospitals/out/first", state=state, why=why, flower_run="17")
+
+    monkeypatch.setattr(deploy_run, "at", lambda server: {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}"})
+    return say
+
+
+STARTED = "Successfully started run 17"
+
+
+def test_a_finished_run_says_where_its_model_is(app, flwr, capsys):
+    flwr(STARTED, "round 1")
+    (app / "out/first/model.npz").write_bytes(b"")
+    assert main(["deploy", "run"]) == 0
+    said = capsys.readouterr().out
+    assert "round 1" in said
+    assert f'fs.load_model("{app}/out/first/model.npz")' in said
+    assert "evaluations.jsonl" in said
+    assert "round 1" in (app / "out/first/run.log").read_text()
+    assert stat.S_IMODE((app / "out/first/run.log").stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"state": "failed", "why": "QuorumError: only 1 of 3", "flower": ("finished", "failed", "x")}, "only 1 of 3"),
+        ({"state": "finished", "flower": ("finished", "failed", "it broke")}, "it broke"),
+        ({"state": "running", "flower": ("finished", "stopped", "")}, "finished:stopped"),
+        ({"state": "waiting", "flower": ("finished", "completed", "")}, "finished:completed"),
+    ],
+)
+def test_a_run_that_did_not_finish_is_an_error_with_its_reason(app, flwr, capsys, given, said):
+    flwr(STARTED, **given)
+    assert main(["deploy", "run"]) == 1
+    error = capsys.readouterr().err
+    assert said in error
+    assert str(app / "out/first/run.log") in error
+    assert len(error.splitlines()) == 1
+
+
+def test_a_run_that_flower_does_not_accept_is_an_error(app, flwr, capsys):
+    flwr("Connection refused")
+    assert main(["deploy", "run"]) == 1
+    assert "Flower did not start it: Connection refused" in capsys.readouterr().err
+
+
+def test_the_status_of_an_earlier_run_is_not_taken_for_this_one(app, flwr, link, capsys):
+    """A server app that cannot be loaded writes no status."""
+    flwr("Successfully started run 18")
+    link.runs_found = {18: FlowerRun(18, "finished", "failed", "No module named hospitals")}
+    assert main(["deploy", "run", "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert (found["finished"], found["why"]) == (False, "No module named hospitals")
+
+
+def test_a_silent_superlink_at_the_end_is_an_error(app, flwr, link, capsys):
+    flwr(STARTED)
+    link.silent = True
+    assert main(["deploy", "run"]) == 1
+    assert "deploy status" in capsys.readouterr().err
+
+
+def test_ctrl_c_says_that_the_run_continues(app, flwr, tmp_path):
+    flwr(STARTED, "$(sleep 60)")
+    script = "import os, sys; from fedstrata.cli import deploy_run; from fedstrata.cli.main import main; "
+    script += "deploy_run.at = lambda server: dict(os.environ); sys.exit(main(['deploy', 'run']))"
+    (tmp_path / "bin/flwr").write_text(f"#!/bin/sh\necho {STARTED}\nexec sleep 60\n")
+    given = {**os.environ, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
+    process = subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=given,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )  # fmt: skip
+    assert STARTED in process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=10)
+    assert process.returncode == 130
+    assert "The run continues at the server" in error
+    assert "deploy stop --name first" in error
+
+
+def test_a_run_with_a_server_is_not_submitted_again(app, flwr, capsys):
+    flwr("must not be called")
+    with only_server(app / "out/first", {"flower_run": "17"}):
+        assert main(["deploy", "run"]) == 2
+        said = capsys.readouterr()
+    assert "must not be called" not in said.out
+    assert f"process {os.getpid()}" in said.err
+    assert "deploy status" in said.err
+    assert "deploy stop --name first" in said.err
+
+
+def test_a_name_that_leads_out_of_the_folder_is_refused(app, capsys):
+    for name in ("../first", "a/b", ".", ".."):
+        assert main(["deploy", "run", "--name", name]) == 2
+        assert "names a folder" in capsys.readouterr().err
+
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from fedstrata.deploy.flower.run_lock import only_server, write_status
+with only_server(Path(sys.argv[1]), {"flower_run": "17"}):
+    write_status(Path(sys.argv[1]), state="running", round=3, rounds=20)
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.fixture
+def served(app, link):
+    process = subprocess.Popen([sys.executable, "-c", HOLD, "out/first"], stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "held\n"
+    link.server = process.pid
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def test_stop_ends_the_server_and_says_so(served, app, link, capsys):
+    assert main(["deploy", "stop"]) == 0
+    assert link.stopped == [17]
+    assert "deploy run --name first` resumes it" in capsys.readouterr().out
+    assert read_status(app / "out/first")["state"] == "stopped"
+    assert main(["deploy", "stop", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"run": "first", "stopped": False, "state": "stopped"}
+    assert main(["deploy", "stop", "--name", "other"]) == 2
+
+
+def test_status_shows_rounds_sites_and_privacy(served, app, link, capsys):
+    key = public_key(app / "keys/site-2.pub")
+    link.nodes_found = [FlowerNode(5, "online", key), FlowerNode(6, "offline", b"another")]
+    sites = {"site-1": {"last": [3, 0], "why_missing": None, "quarantined": None}}
+    sites["site-2"] = {"last": [2, 0], "why_missing": "no reply", "quarantined": None}
+    write_status(app / "out/first", sites=sites, epsilon=1.25)
+    assert main(["deploy", "status"]) == 0
+    said = capsys.readouterr().out
+    for text in ("running", "3 of 20", "1.25", "round 2, phase 0", "no reply", "site-2.pub", "online", "unknown"):
+        assert text in said
+    assert main(["deploy", "status", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["runs"][0]["server"]["pid"] == served.pid
+    assert found["nodes"][0] == {"key": "site-2.pub", "status": "online", "node": 5}
+
+
+def test_status_tells_a_dead_server_from_a_running_one(served, app, link, capsys):
+    served.kill()
+    served.wait()
+    link.silent = True  # and status does not fail because of it
+    assert main(["deploy", "status"]) == 0
+    said = capsys.readouterr().out
+    assert "died; `fedstrata deploy run --name first` resumes it" in said
+    assert "no response from the SuperLink" in said
+
+
+def test_status_of_a_site_shows_what_it_holds_and_who_lives(app, capsys):
+    state = app / "sites" / "site-1"
+    (state / "runs" / "first").mkdir(parents=True)
+    (state / "runs" / "first" / "4_1.state").write_bytes(b"x" * 2_000_000)
+    row = {"n": 1, "time": "t", "kind": "call", "run": "first", "stage": [4, 1], "way": "out", "bytes": 1000}
+    lines = [{**row, "verdict": "sent", "why": None}, {**row, "verdict": "refused", "why": "no budget"}]
+    (state / "log.jsonl").write_text("\n".join(map(json.dumps, lines)) + '\n{"torn')
+    assert main(["deploy", "status", "sites/site-1.toml"]) == 0
+    said = capsys.readouterr().out
+    for text in ("supernode does not run", "worker does not run", "2.0", "round 4, exchange 1", "1 sent, 1 refused"):
+        assert text in said
+    assert "no budget" in said
+    with only_supernode(state):
+        assert main(["deploy", "status", "sites/site-1.toml", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["supernode"], found["worker"]) == (True, False)
+    assert found["runs"][0]["log"]["bytes"] == {"out": 2000}
+
+
+def test_unregister_finds_the_node_by_its_key(app, link, capsys):
+    link.nodes_found = [FlowerNode(5, "online", public_key(app / "keys/site-2.pub"))]
+    assert main(["deploy", "unregister", "keys/site-2.pub"]) == 0
+    assert link.removed == [5]
+    assert main(["deploy", "unregister", "keys/site-1.pub"]) == 2
+    assert "is not registered" in capsys.readouterr().err
+    assert main(["deploy", "unregister", "server.toml"]) == 2
+    assert main(["deploy", "unregister", "keys/nobody.pub"]) == 2
+
+
+def old_run(app, name, state, days):
+    folder = app / "out" / name
+    (folder / "checkpoints" / "round-3").mkdir(parents=True)
+    (folder / "checkpoints" / "round-3" / "data").write_bytes(b"x" * 1000)
+    for kept in ("model.npz", "evaluations.jsonl", "reports.jsonl", "solution.npz"):
+        (folder / kept).write_bytes(b"x")
+    write_status(folder, run=name, state=state)
+    found = read_status(folder) | {"updated": (datetime.now(UTC) - timedelta(days=days)).isoformat()}
+    (folder / "status.json").write_text(json.dumps(found))
+    return folder
+
+
+def cleaned(capsys, *words):
+    assert main(["deploy", "clean", *words, "--json"]) == 0
+    return [row["path"] for row in json.loads(capsys.readouterr().out)["files"]]
+
+
+def test_clean_shows_and_removes_only_old_checkpoints_of_runs_that_ended(app, link, flwr, capsys):
+    flwr("not to be called")
+    old, stopped = old_run(app, "old", "finished", 40), old_run(app, "stopped", "stopped", 31)
+    kept = [
+        old_run(app, "young", "finished", 10),
+        old_run(app, "died", "running", 90),
+        old_run(app, "bad", "failed", 90),
+    ]
+    found = cleaned(capsys)
+    assert found == [str(old / "checkpoints"), str(stopped / "checkpoints")]
+    assert (old / "checkpoints").exists()
+    assert cleaned(capsys, "--yes") == found
+    assert not (old / "checkpoints").exists()
+    assert all((folder / "checkpoints").exists() for folder in kept)
+    assert {p.name for p in old.iterdir()} >= {"model.npz", "evaluations.jsonl", "reports.jsonl", "status.json"}
+    assert cleaned(capsys) == []
+    assert str(kept[0] / "checkpoints") in cleaned(capsys, "--days", "5")
+    capsys.readouterr()
+    assert main(["deploy", "run", "--name", "old"]) == 2  # it would begin again, and spend privacy again
+    assert "choose another --name" in capsys.readouterr().err
+
+
+def test_clean_spares_a_run_that_has_a_server(app, link, capsys):
+    folder = old_run(app, "old", "finished", 40)
+    with only_server(folder, {}):
+        assert cleaned(capsys, "--yes") == []
+    assert (folder / "checkpoints").exists()
+
+
+def test_clean_removes_expired_certificates_and_unknown_keys_only_if_asked(app, link, capsys):
+    for name in ("authority.crt", "server.crt", "server.key"):
+        (app / "keys" / name).unlink()
+    server_keys(app / "keys", ["127.0.0.1"], days=0)
+    time.sleep(1.1)
+    link.nodes_found = [FlowerNode(5, "online", public_key(app / "keys/site-1.pub"))]
+    names = lambda paths: sorted(path.rpartition("/")[2] for path in paths)
+    assert names(cleaned(capsys)) == ["authority.crt", "server.crt", "server.key"]
+    assert names(cleaned(capsys, "--keys")) == ["authority.crt", "server.crt", "server.key", "site-2.pub"]
+    link.silent = True
+    assert main(["deploy", "clean", "--keys"]) == 2
+    assert (app / "keys/site-2.pub").exists()
+
+
+def test_clean_at_a_site_keeps_its_log_and_what_is_in_use(app, capsys):
+    state = app / "sites" / "site-1"
+    for name, days in (("old", 40), ("young", 3), ("now", 0)):
+        home = state / "runs" / name
+        home.mkdir(parents=True)
+        (home / "1_0.state").write_bytes(b"x")
+        for path in (home / "1_0.state", home):
+            os.utime(path, (time.time() - days * 86400,) * 2)
+    (state / "log.jsonl").write_text("{}\n")
+    assert cleaned(capsys, "sites/site-1.toml") == [str(state / "runs" / "old")]
+    with only_supernode(state):
+        assert len(cleaned(capsys, "sites/site-1.toml", "--days", "0")) == 2  # not that of today
+    assert cleaned(capsys, "sites/site-1.toml", "--yes") == [str(state / "runs" / "old")]
+    assert not (state / "runs" / "old").exists()
+    assert (state / "runs" / "young").exists()
+    assert (state / "log.jsonl").exists()
+
+
+def test_help_names_every_action():
+    from fedstrata.cli import deploy
+
+    assert all(f"fedstrata deploy {action}" in deploy.__doc__ for action in deploy._ACTIONS)
