@@ -8,14 +8,17 @@ whose fork runs Flower's client app with the check of `approval`.
 import contextlib
 import json
 import os
+import select
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-LOOK = 5.0  # seconds between two checks whether this process still owns its address
+LOOK = 5.0  # seconds between two checks whether this process still owns its address, and its SuperNode lives
+PARENT = 1.0  # seconds between two checks whether the program that started this one lives
 IDLE = 3600.0  # seconds without a message after which it ends
 
 
@@ -40,18 +43,26 @@ def hand_over(address: str, arguments: list[str]) -> int:
         request = json.dumps({"arguments": arguments, "environment": dict(os.environ), "folder": os.getcwd()}).encode()
         socket.send_fds(connection, [len(request).to_bytes(4, "little")], [0, 1, 2])
         connection.sendall(request)
+        parent = os.getppid()
+        while not select.select([connection], [], [], PARENT)[0]:
+            if os.getppid() != parent:  # Flower's process died; the fork ends with this connection
+                return 1
         code = connection.recv(1)  # empty if the fork was killed
         return code[0] if code else 1
 
 
 def serve(address: Path) -> None:
-    """Fork for every connection, until another process owns the address or there is no connection for an hour.
+    """Fork for every connection, until another process owns the address or the site's SuperNode is gone.
+
+    It also ends after an hour without a connection.
 
     Args:
         address: the path of the socket to listen at.
     """
     from fedstrata.deploy.flower import approval
+    from fedstrata.deploy.flower.supernode import STATE, SiteWatch
 
+    watch = SiteWatch(Path(os.environ.get(STATE, address.parent)))
     work = approval.prepared()
     mask = os.umask(0o177)
     with socket.socket(socket.AF_UNIX) as listener:
@@ -63,7 +74,7 @@ def serve(address: Path) -> None:
         listener.listen(8)
         listener.settimeout(LOOK)
         last = time.monotonic()
-        while address.exists() and address.stat().st_ino == inode and time.monotonic() - last < IDLE:
+        while _owns(address, inode) and time.monotonic() - last < IDLE and not watch.gone():
             with contextlib.suppress(ChildProcessError):
                 while os.waitpid(-1, os.WNOHANG)[0]:  # forks that have ended
                     pass
@@ -74,6 +85,23 @@ def serve(address: Path) -> None:
                     if os.fork() == 0:
                         listener.close()
                         _answer(connection, work)
+
+
+def _owns(address: Path, inode: int) -> bool:
+    try:
+        return address.stat().st_ino == inode
+    except FileNotFoundError:
+        return False
+
+
+def _end_with(connection: socket.socket) -> None:
+    """End this fork when its caller has ended. It sends nothing after its request, so that bytes mean the end, too.
+
+    Flower's client app itself watches the process that started it only by number, and a dead process that nobody has
+    waited for keeps its number. It would try for ever to reach a SuperNode that is gone.
+    """
+    select.select([connection], [], [])
+    os._exit(1)
 
 
 def _answer(connection: socket.socket, work: Callable[[], None]) -> None:
@@ -89,6 +117,7 @@ def _answer(connection: socket.socket, work: Callable[[], None]) -> None:
                 raise ConnectionError("the caller ended before it had sent its request")
             text += part
         request = json.loads(text)
+        threading.Thread(target=_end_with, args=(connection,), daemon=True).start()
         for number, file in enumerate(files):
             os.dup2(file, number)
         os.environ.clear()
@@ -102,12 +131,12 @@ def _answer(connection: socket.socket, work: Callable[[], None]) -> None:
     except BaseException:  # this fork ends below, and nobody else would report it
         import traceback
 
-        traceback.print_exc()
+        with contextlib.suppress(Exception):
+            traceback.print_exc()
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        with contextlib.suppress(OSError):
-            connection.sendall(bytes([code & 255]))
+        for last in (sys.stdout.flush, sys.stderr.flush, lambda: connection.sendall(bytes([code & 255]))):
+            with contextlib.suppress(Exception):  # nobody may be reading; the fork must end in any case
+                last()
         os._exit(code & 255)
 
 

@@ -1,7 +1,8 @@
 """Every change that is made to Flower's modules. No other file assigns to their attributes.
 
 Flower's fixed waits suit rounds of minutes; an exchange here may take milliseconds. Its SuperNode ends if the server
-rejects it after a crash. Its client app runs whatever app the server sends. Each function below changes one of these.
+rejects it after a crash, or because its clock is wrong. Its client app runs whatever app the server sends. Each
+function below changes one of these.
 """
 
 import importlib
@@ -10,6 +11,8 @@ import sys
 import time
 import types
 from collections.abc import Callable
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from typing import Any
 
 POLL = 0.5  # seconds between two polls of the server by a site; Flower: 3
@@ -17,6 +20,8 @@ NEARBY = 0.05  # seconds between two polls of a process on the same machine; Flo
 HEARTBEAT = 10.0  # seconds; Flower counts a node as gone after two missed heartbeats
 REJECTED = 30.0  # seconds for which a site that the server rejects tries again
 RETRY = 2.0  # seconds between two of these attempts
+CLOSE = 3.0  # seconds by which a site's clock may differ from the server's without being corrected
+LARGEST = 86400.0  # seconds by which it is corrected at most; certificates are valid from a day before they are made
 
 log = logging.getLogger("fedstrata")
 
@@ -54,13 +59,17 @@ def short_heartbeats() -> None:
         importlib.import_module(name).__dict__["HEARTBEAT_DEFAULT_INTERVAL"] = HEARTBEAT
 
 
-def persistent_activation() -> None:
-    """Let a SuperNode try again if the server rejects it: after a crash, until its last heartbeat has expired."""
+def persistent_activation(clock: "ServerClock | None" = None) -> None:
+    """Let a SuperNode try again if the server rejects it: after a crash, until its last heartbeat has expired.
+
+    Args:
+        clock: that of the signatures, for the message about a rejection.
+    """
     client: Any = importlib.import_module("flwr.supernode.fleet_http_client").FleetHttpClient
-    client.ActivateNode = _repeated(client.ActivateNode)
+    client.ActivateNode = _repeated(client.ActivateNode, clock)
 
 
-def _repeated(activate: Callable[..., Any]) -> Callable[..., Any]:
+def _repeated(activate: Callable[..., Any], clock: "ServerClock | None" = None) -> Callable[..., Any]:
     import httpx
 
     def repeated(*arguments: Any) -> Any:
@@ -70,12 +79,98 @@ def _repeated(activate: Callable[..., Any]) -> Callable[..., Any]:
                 return activate(*arguments)
             except httpx.HTTPStatusError as error:
                 if time.monotonic() > until:
-                    log.error("the server rejects this site: is its key registered (`fedstrata deploy register`)?")
+                    log.error("the server rejects this site: %s", why_rejected(error.response.status_code, clock))
                     raise
                 log.warning("the server does not accept this site yet (%s); trying again", error.response.status_code)
             time.sleep(RETRY)
 
     return repeated
+
+
+def why_rejected(status: int, clock: "ServerClock | None") -> str:
+    """What a rejection means. Flower sends 401 for a wrong signature or time, and 412 for an unknown key.
+
+    Args:
+        status: of the response.
+        clock: that of the signature.
+    """
+    if clock is not None and abs(clock.seen) > LARGEST:
+        return f"its clock is {clock.told()}, which is too much to be corrected: set it"
+    if status != 401:
+        return "is its key registered (`fedstrata deploy register`)? Or does another SuperNode use the same key?"
+    known = "" if clock is None or clock.received else "; it did not send its time, so that the clock may be wrong, too"
+    return f"its signature is refused, and its clock is not the reason: is this the right private key?{known}"
+
+
+class ServerClock:
+    """The server's time, which a site signs: Flower refuses signatures from 5 s ahead or 305 s behind its clock.
+
+    The time comes from the Date header of the server's responses, whose certificate was verified. It has whole seconds
+    and may be old by some more, so that the estimate is never ahead of the server's clock.
+    """
+
+    def __init__(self, time: Callable[[], float] = time.time):
+        """A clock that has not heard of the server yet.
+
+        Args:
+            time: this machine's clock, in seconds since 1970.
+        """
+        self.time, self.seen, self.offset = time, 0.0, 0.0  # offsets: as seen last, and as used
+        self.received = self.warned = False
+
+    def now(self) -> datetime:
+        """The time to sign."""
+        return datetime.fromtimestamp(self.time() + self.offset, UTC)
+
+    def learn(self, date: str | None) -> bool:
+        """Take the time of a response; returns whether the time to sign has moved.
+
+        Args:
+            date: its Date header, if it has one.
+        """
+        try:
+            server = parsedate_to_datetime(date or "").timestamp()
+        except (TypeError, ValueError):
+            return False
+        self.received, self.seen, before = True, server - self.time(), self.offset
+        small, large = abs(self.seen) <= CLOSE, abs(self.seen) > LARGEST
+        self.offset = 0.0 if small or large else self.seen
+        if not small and not self.warned:
+            self.warned = True
+            note = "too much to be corrected" if large else "signatures use the server's time"
+            log.warning("this machine's clock is %s; %s. Set it, e.g. with NTP", self.told(), note)
+        return abs(self.offset - before) > CLOSE
+
+    def told(self) -> str:
+        """The offset in words."""
+        return f"{abs(self.seen):.0f} s {'behind' if self.seen > 0 else 'ahead of'} the server's"
+
+
+def sign_with_the_servers_time(clock: ServerClock) -> None:
+    """Let a SuperNode sign the server's time and not its own. A rejected request is sent again with the right time.
+
+    Args:
+        clock: follows the server's.
+    """
+    module: Any = importlib.import_module("flwr.supernode.node_auth_http_interceptor")
+    module.now = clock.now
+    signer = module.NodeAuthHttpInterceptor
+    signed = (module.FLEET_HTTP_PUBLIC_KEY_HEADER, module.TIMESTAMP_HEADER, module.FLEET_HTTP_SIGNATURE_HEADER)
+    signer.intercept = _corrected(signer.intercept, clock, signed)
+
+
+def _corrected(intercept: Callable[..., Any], clock: ServerClock, signed: tuple[str, ...]) -> Callable[..., Any]:
+    def corrected(self: Any, context: Any, call_next: Callable[[Any], Any]) -> Any:
+        response = intercept(self, context, call_next)
+        if clock.learn(response.headers.get("date")) and response.status_code == 401:
+            response.close()
+            for name in signed:  # Flower refuses to replace headers
+                del context.request.headers[name]
+            response = intercept(self, context, call_next)
+            clock.learn(response.headers.get("date"))
+        return response
+
+    return corrected
 
 
 def client_app_alone() -> None:
@@ -85,11 +180,15 @@ def client_app_alone() -> None:
     sys.modules[unused.__name__] = unused
 
 
-def guard_installation(guard: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Put a check before the function with which Flower's client app unpacks an app.
+def guard_installation(installing: Callable[..., Any], locating: Callable[..., Any]) -> None:
+    """Put checks before the functions with which Flower's client app unpacks an app and finds its folder.
 
     Args:
-        guard: returns the function with the check.
+        installing: returns the first function with its check.
+        locating: returns the second function with its check.
     """
-    module: Any = importlib.import_module("flwr.supernode.runtime.run_clientapp")
-    module.install_from_fab = guard(module.install_from_fab)
+    runner: Any = importlib.import_module("flwr.supernode.runtime.run_clientapp")
+    loader: Any = importlib.import_module("flwr.clientapp.utils")
+    runner.install_from_fab = installing(runner.install_from_fab)
+    runner.get_project_dir = locating(runner.get_project_dir)
+    loader.get_project_dir = locating(loader.get_project_dir)

@@ -1,20 +1,77 @@
-"""Flower's SuperNode with shorter waits; it reconnects after a crash. `patches` has the details."""
+"""Flower's SuperNode with shorter waits; it reconnects after a crash, and signs with the server's time.
 
+`patches` has the details. It is the only SuperNode of its state folder, and its helper processes end soon after it.
+"""
+
+import contextlib
+import os
 import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
 
 from fedstrata.deploy.flower import patches
+from fedstrata.deploy.flower.run_lock import held, is_held, private
+
+LOCK = "site.lock"  # in the site's state folder
+STATE = "FEDSTRATA_STATE"  # the variable that names this folder
+GRACE = 20.0  # seconds for which helpers wait for the next SuperNode, after a crash
+
+
+class SiteWatch:
+    """Tells the helpers of a site, its worker and its forking process, that its SuperNode is gone."""
+
+    def __init__(self, folder: Path, grace: float = GRACE):
+        """A watch that has not looked yet.
+
+        Args:
+            folder: the site's state.
+            grace: seconds for which the SuperNode may be away.
+        """
+        self.lock, self.grace, self.since = folder / LOCK, grace, None
+
+    def gone(self) -> bool:
+        """Whether the SuperNode has been away for the time of grace; False if the folder never had one."""
+        if is_held(self.lock) is not False:
+            self.since = None
+            return False
+        self.since = time.monotonic() if self.since is None else self.since
+        return time.monotonic() - self.since >= self.grace
+
+
+@contextlib.contextmanager
+def only_supernode(folder: Path) -> Iterator[None]:
+    """Be the only SuperNode of a state folder; SystemExit with a message if there is another one.
+
+    Args:
+        folder: the site's state.
+    """
+    private(folder)
+    with held(folder / LOCK, str(os.getpid())) as mine:
+        if not mine:
+            pid = (folder / LOCK).read_text().strip() or "unknown"
+            raise SystemExit(
+                f"error: a SuperNode of this site runs already (process {pid}, which holds {folder / LOCK}): stop it "
+                "first, or give the second site a state folder of its own"
+            )
+        yield
 
 
 def main() -> None:
     """Run the SuperNode with the arguments of this process."""
-    from flwr.supernode.cli import flower_supernode
+    os.umask(0o077)
+    folder = os.environ.get(STATE)
+    with only_supernode(Path(folder)) if folder else contextlib.nullcontext():
+        from flwr.supernode.cli import flower_supernode
 
-    patches.short_sleeps("flwr.supernode.start_client_internal")
-    patches.short_pulls()
-    patches.short_heartbeats()
-    patches.persistent_activation()
-    sys.argv[0] = "flower-supernode"
-    flower_supernode()
+        patches.short_sleeps("flwr.supernode.start_client_internal")
+        patches.short_pulls()
+        patches.short_heartbeats()
+        clock = patches.ServerClock()
+        patches.sign_with_the_servers_time(clock)
+        patches.persistent_activation(clock)
+        sys.argv[0] = "flower-supernode"
+        flower_supernode()
 
 
 if __name__ == "__main__":
