@@ -17,6 +17,7 @@ from cases import CASES, START, task_of
 
 import fedstrata as fs
 from fedstrata.deploy.flower.local_federation import LocalFederation
+from fedstrata.deploy.policy import Policy
 
 SITES, PATIENCE = 3, 240
 FULL = os.environ.get("FEDSTRATA_TEST_DEPLOY", "") == "full"  # `make test-deploy`
@@ -99,14 +100,15 @@ def loopback_only():
 
 
 @contextlib.contextmanager
-def federation(folder, app, secure=True, sites=SITES):
-    """SuperLink and SuperNodes for an app, on loopback."""
+def federation(folder, app, secure=True, sites=SITES, policy=None):
+    """SuperLink and SuperNodes for an app, on loopback; their policies allow what any method sends."""
+    policy = policy or Policy(sites_at_least=min(3, sites), fields=("*",))
     given = {f"site-{i}": {"number": i} for i in range(sites)}
     path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
     extra = {"PYTHONPATH": path, "JAX_ENABLE_X64": "1"}
     with (
         loopback_only() as prefix,
-        LocalFederation(app, folder / "home", given, secure=secure, extra=extra, prefix=prefix) as found,
+        LocalFederation(app, folder / "home", given, secure=secure, extra=extra, prefix=prefix, policy=policy) as found,
     ):
         yield found
 

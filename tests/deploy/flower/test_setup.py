@@ -10,15 +10,21 @@ import tomllib
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 pytest.importorskip("flwr", reason="flwr is not installed")
 
+from cryptography.hazmat.primitives.serialization import load_ssh_public_key
+from flwr.proto.fleet_pb2 import ActivateNodeRequest
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+from flwr.superlink.routers.fleet import node_auth
+
 from fedstrata.cli.main import main
 from fedstrata.deploy.flower import app_template
-from fedstrata.deploy.flower.approval import approve, approved, bundle, fingerprint, guarded
+from fedstrata.deploy.flower.approval import approve, bundle, fingerprint
 from fedstrata.deploy.flower.config import ServerConfig, SiteConfig, environment
 from fedstrata.deploy.flower.keys import days_left, server_keys, site_keys
 
@@ -40,7 +46,7 @@ def server(app):
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(app / "keys" / "server.crt", app / "keys" / "server.key")
     found.socket = context.wrap_socket(found.socket, server_side=True)
-    found.date = lambda: datetime.now(UTC)
+    found.date, found.known = lambda: datetime.now(UTC), [site_key(app)]
     threading.Thread(target=found.serve_forever, daemon=True).start()
     path = app / "sites" / "site-1.toml"
     path.write_text(path.read_text().replace("127.0.0.1:9092", f"127.0.0.1:{found.server_port}"))
@@ -49,10 +55,32 @@ def server(app):
     found.server_close()
 
 
+def site_key(app):
+    key = load_ssh_public_key((app / "keys" / "site-1.pub").read_bytes())
+    return public_key_to_bytes(key)
+
+
 class _Clock(BaseHTTPRequestHandler):
     def do_GET(self):
         self.send_response(404)
         self.end_headers()
+
+    def do_POST(self):
+        """As Flower activates a node: its own check of the signature, then of the interval if it knows the key."""
+        sent = ActivateNodeRequest.FromString(self.rfile.read(int(self.headers["content-length"])))
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        code, status = 2003, 400
+        try:
+            node_auth.authenticate_node(SimpleNamespace(headers=headers, state=SimpleNamespace(protobuf_request=sent)))
+        except node_auth.HTTPException as error:
+            code, status = None, error.status_code
+        else:
+            assert sent.heartbeat_interval == 0  # no node is activated with it
+            if sent.public_key not in self.server.known:
+                code, status = 2004, 412
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(json.dumps({"code": code, "detail": "as Flower says"}).encode())
 
     def date_time_string(self, timestamp=None):
         return self.server.date().strftime("%a, %d %b %Y %H:%M:%S GMT")
@@ -175,21 +203,6 @@ def test_every_tumour_of_the_example_is_at_one_site(tmp_path):
     np.testing.assert_allclose(texture, np.sort(data.data[:, 1]), rtol=1e-5)
 
 
-def test_only_what_was_approved_is_installed(app, tmp_path):
-    file, installed = tmp_path / "approved.txt", []
-    install = guarded(lambda bundle, **_: installed.append(bundle), lambda: file)
-    sent = bundle(app)
-    with pytest.raises(PermissionError, match="has not approved"):
-        install(sent, skip_prompt=True)
-    assert approve(app, file) in approved(file)
-    install(sent, skip_prompt=True)
-    task = app / "hospitals" / "task.py"
-    task.write_text(task.read_text() + "# one more line\n")
-    with pytest.raises(PermissionError, match="has not approved"):
-        install(bundle(app), skip_prompt=True)
-    assert installed == [sent]
-
-
 def test_a_ready_site_passes_all_checks(app, server, capsys):
     approve(app, app / "approved.txt")
     found = findings(app, capsys)
@@ -205,7 +218,7 @@ def test_all_mistakes_of_a_site_are_found_at_once(app, server, capsys):
     lines = data.read_text().splitlines()
     data.write_text("\n".join([*lines[:-1], "," + lines[-1].partition(",")[2]]) + "\n")
     (app / "keys" / "site-1.key").chmod(0o644)
-    server.date = lambda: datetime.now(UTC) - timedelta(minutes=1)
+    server.date = lambda: datetime.now(UTC) - timedelta(days=2)
     found = findings(app, capsys)
     wrong = {what: text for what, (good, text) in found.items() if not good}
     assert {"app", "private key", "data", "clock"} <= set(wrong)
@@ -214,6 +227,34 @@ def test_all_mistakes_of_a_site_are_found_at_once(app, server, capsys):
     assert "NaN" in wrong["data"]
     assert "ahead" in wrong["clock"]
     assert found["server"][0]
+
+
+def test_an_unregistered_key_is_not_ready(app, server, capsys):
+    approve(app, app / "approved.txt")
+    server.known = []
+    found = findings(app, capsys)
+    assert [what for what, (good, _) in found.items() if not good] == ["registered"]
+    assert "deploy register site-1.pub" in found["registered"][1]
+
+
+def test_a_refused_signature_is_not_taken_for_an_unregistered_key(app, server, capsys, monkeypatch):
+    monkeypatch.setattr(node_auth, "verify_signature", lambda *_: False)
+    good, text = findings(app, capsys)["registered"]
+    assert not good
+    assert "refuses this site's signature" in text
+    assert "private key" in text
+    assert "deploy register" not in text
+
+
+@pytest.mark.parametrize("seconds", [-600, -60, 60, 600])
+def test_a_wrong_clock_is_not_taken_for_a_wrong_key(app, server, capsys, monkeypatch, seconds):
+    """The clock is checked first, and corrected. Here the server's is the wrong one, which looks the same."""
+    monkeypatch.setattr(node_auth, "now", lambda: datetime.now(UTC) + timedelta(seconds=seconds))
+    server.date = node_auth.now
+    found = findings(app, capsys)
+    assert found["registered"][0]
+    assert ("behind" if seconds > 0 else "ahead of") in found["clock"][1]
+    assert "set it" in found["clock"][1]
 
 
 def test_the_certificate_of_another_server_is_refused(app, server, capsys):

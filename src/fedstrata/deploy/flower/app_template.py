@@ -15,6 +15,8 @@ SERVER = """\
 address = "127.0.0.1:9092" # host:port for the sites; the certificate must be made for this host
 listen = "127.0.0.1" # "0.0.0.0" for sites on other machines
 keys = "keys"
+# behind = "127.0.0.1:9192" # the SuperLink listens here alone, behind nginx: see `fedstrata deploy server --behind`
+# largest_message = 64 # MB of one request that nginx accepts
 """
 SITE = """\
 # {site}'s machine. `fedstrata deploy check` and `fedstrata deploy site` read this.
@@ -29,6 +31,16 @@ port = {port} # for programs on this machine
 [settings] # the argument of `load` in task.py; relative paths start at this file's folder
 data = "../example/{site}.csv"
 # tells = "scores" # send patients' scores, for the AUC over all sites together; "nothing": not even measures
+
+[policy] # what this site agrees to, checked before any work; all but runs_at_most hold for each run
+sites_at_least = {least} # a run of fewer sites is refused: the others could compute what this site sent
+# runs = ["*"] # names of runs; * stands for any text
+# runs_at_most = 20 # that may begin here
+# rounds = 1000
+# evaluations = 100
+# parameters = 0 # different calls that are answered; 0: as many as the run needs, and a quarter more
+# fields = ["means"] # that may leave: those merged by a mean; name others, which the server sees one by one
+# bytes = 1_000_000_000 # that may leave
 """
 
 
@@ -49,11 +61,12 @@ def write(folder: Path, sites: int) -> list[Path]:
     text |= {name: _template(name, words) for name in ("pyproject.toml", "README.md")}
     text |= {"server.toml": SERVER, ".gitignore": ".flwr/\nexample/\nkeys/\nout/\nsites/*/\n"}
     for number in range(1, sites + 1):
-        text[f"sites/site-{number}.toml"] = SITE.format(site=f"site-{number}", port=9093 + number)
+        text[f"sites/site-{number}.toml"] = SITE.format(site=f"site-{number}", port=9093 + number, least=min(3, sites))
         text[f"example/site-{number}.csv"] = _example(number - 1, sites)
     for name, content in text.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch(0o600 if path.parent.name == "sites" else 0o666)
         path.write_text(content)
     return [folder / name for name in text]
 

@@ -6,15 +6,22 @@ Programs use TLS and registered nodes. They send no telemetry and install nothin
 import ipaddress
 import os
 import shlex
+import stat
 import sys
 import tomllib
 from collections.abc import Mapping
+from importlib.resources import files
 from pathlib import Path
+from string import Template
 from typing import Any, NamedTuple
 
 from fedstrata.base.errors import unknown
+from fedstrata.base.files import replacing
 from fedstrata.deploy.flower import fork_server, socket_frames
-from fedstrata.deploy.flower.keys import AUTHORITY, CERTIFICATE, KEY
+from fedstrata.deploy.flower.keys import AUTHORITY, CERTIFICATE, KEY, key_fingerprint
+from fedstrata.deploy.flower.run_lock import is_held, private
+from fedstrata.deploy.flower.supernode import LOCK, STATE
+from fedstrata.deploy.policy import Policy
 
 HOME = ".flwr"  # Flower's files, in the app's folder and not in the user's home
 CONNECTION = "server"  # the name of the SuperLink in the configuration of Flower's command line
@@ -29,37 +36,85 @@ class ServerConfig(NamedTuple):
     keys: str = "keys"
     database: str = "out/superlink.db"
     insecure: bool = False
+    behind: str = ""  # host:port on loopback of a SuperLink behind a proxy, which listens at `listen` for the sites
+    largest_message: int = 64  # MB of one request that the proxy accepts; Flower sends arrays in parts of 5 MB
 
     @classmethod
     def read(cls, path: Path) -> "ServerConfig":
         """The server in this file; a ValueError if the file has mistakes."""
         found = cls(path.parent.absolute(), **_checked(path, cls._fields[1:], {"address"}))
         _only_on_loopback(found.insecure, [found.address, found.listen], path)
+        if found.behind:
+            if not _is_loopback(split_address(found.behind)[0]):
+                raise ValueError(f"{path}: behind = {found.behind!r} must be on loopback, e.g. 127.0.0.1:9192")
+            if found.insecure:
+                raise ValueError(f"{path}: a SuperLink behind a proxy needs TLS, and insecure switches it off")
+        if not isinstance(found.largest_message, int) or found.largest_message < 8:
+            raise ValueError(f"{path}: largest_message = {found.largest_message!r} must be a whole number of MB >= 8")
         return found
 
+    @property
+    def own_address(self) -> str:
+        """Where the SuperLink itself listens, for programs on this machine."""
+        return self.behind or self.address
+
     def command(self) -> list[str]:
-        """The command that starts the SuperLink."""
-        port, keys = split_address(self.address)[1], self.folder / self.keys
+        """The command that starts the SuperLink. Its files are for their owner alone."""
+        port, keys = split_address(self.own_address)[1], self.folder / self.keys
         database = self.folder / self.database
-        database.parent.mkdir(parents=True, exist_ok=True)
+        private(database.parent)
+        make_private(database.parent)
         pairs = ("ca-certfile", AUTHORITY), ("certfile", CERTIFICATE), ("keyfile", KEY)
         tls = [word for option, name in pairs for word in (f"--ssl-{option}", str(keys / name))]
         trust = ["--insecure"] if self.insecure else [*tls, "--enable-supernode-auth"]
-        where = ["--host", self.listen, "--port", str(port), "--database", str(database)]
+        host = split_address(self.behind)[0] if self.behind else self.listen
+        where = ["--host", host, "--port", str(port), "--database", str(database)]
         return ["flower-superlink", *where, *trust, "--disable-runtime-dependency-installation"]
 
     def connect(self) -> Path:
         """Write this server into the configuration of Flower's command line; returns its folder."""
         home = self.folder / HOME
-        home.mkdir(exist_ok=True)
+        private(home)
+        make_private(home)
         trust = "insecure = true" if self.insecure else f'root-certificates = "{self.folder / self.keys / AUTHORITY}"'
-        text = f'[superlink]\ndefault = "{CONNECTION}"\n[superlink.{CONNECTION}]\naddress = "{self.address}"\n{trust}\n'
-        (home / "config.toml").write_text(text)
+        default = f'[superlink]\ndefault = "{CONNECTION}"\n[superlink.{CONNECTION}]\n'
+        (home / "config.toml").write_text(f'{default}address = "{self.own_address}"\n{trust}\n')
+        (home / "config.toml").chmod(0o600)
         return home
+
+    def proxy(self, folder: Path) -> str:
+        """The configuration of nginx between the sites and the SuperLink.
+
+        Args:
+            folder: where it will be, beside a folder `nginx` for its logs.
+        """
+        keys, host = self.folder / self.keys, split_address(self.address)
+        words: dict[str, Any] = {"folder": folder, "behind": self.behind, "largest": self.largest_message}
+        words |= {"listen": f"[{self.listen}]" if ":" in self.listen else self.listen, "port": host[1]}
+        words |= {"authority": keys / AUTHORITY, "certificate": keys / CERTIFICATE, "key": keys / KEY}
+        if bad := [str(word) for word in words.values() if set(str(word)) & set(" \t\n;{}\"'$#\\")]:
+            raise ValueError(f"nginx's configuration cannot hold {bad[0]!r}; choose a folder without such characters")
+        text = (files("fedstrata.deploy.flower") / "template" / "nginx.conf.txt").read_text()
+        return _At(text).substitute(words)
+
+    def write_proxy(self) -> Path:
+        """Write the configuration of nginx beside the database; returns the file."""
+        folder = (self.folder / self.database).parent
+        private(folder)
+        private(folder / "nginx")
+        with replacing(folder / "nginx.conf") as path:
+            path.write_text(self.proxy(folder))
+        return folder / "nginx.conf"
+
+
+class _At(Template):
+    """A template with words such as @folder, because nginx has variables such as $uri."""
+
+    delimiter = "@"
 
 
 class SiteConfig(NamedTuple):
-    """A site's .toml file: its name, the server's address, its key, its state folder, and the settings for `load`."""
+    """A site's .toml file: its name, the server's address, its key, its policy, and the settings for `load`."""
 
     folder: Path  # of the file
     site: str  # its name
@@ -71,18 +126,24 @@ class SiteConfig(NamedTuple):
     port: int = 9094  # of the SuperNode's interface on this machine
     insecure: bool = False
     settings: Mapping[str, Any] = {}
+    policy: Policy = Policy()
 
     @classmethod
     def read(cls, path: Path) -> "SiteConfig":
         """The site in this file; a ValueError if the file has mistakes."""
-        found = cls(path.parent.absolute(), **_checked(path, cls._fields[1:], {"site", "server"}))
+        entries = _checked(path, cls._fields[1:], {"site", "server"})
+        entries["policy"] = Policy.of(entries.get("policy", {}), str(path))
+        found = cls(path.parent.absolute(), **entries)
         _only_on_loopback(found.insecure, [found.server], path)
         return found
 
     @property
     def node_config(self) -> dict[str, Any]:
-        """The settings for `load`, with the site's name and state folder."""
-        return {**self.settings, "site": self.site, "state": str(self.folder / self.state)}
+        """The settings for `load`, with the site's name, its state folder and the hash of its key."""
+        own = {"site": self.site, "state": str(self.folder / self.state)}
+        if not self.insecure and self.private_key.exists():
+            own["key_fingerprint"] = key_fingerprint(self.private_key)
+        return {**self.settings, **own}
 
     @property
     def private_key(self) -> Path:
@@ -100,20 +161,25 @@ class SiteConfig(NamedTuple):
         return [*program, *trust, *where, "--node-config", settings]
 
     def environment(self) -> dict[str, str]:
-        """The SuperNode's environment: `flwr-clientapp` is a program that refuses apps that were not approved."""
+        """The SuperNode's environment: `flwr-clientapp` is a program that refuses apps that were not approved.
+
+        It also writes the policy into the state folder, for the process that answers.
+        """
         state = self.folder / self.state
         state.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.policy.keep_in(state)
         home, programs = state / "flower", state / "bin"
         programs.mkdir(exist_ok=True)
         address = socket_frames.address(state, "clientapp.sock")
-        address.unlink(missing_ok=True)  # a process of an earlier start may have another version of the library
+        if not is_held(state / LOCK):
+            address.unlink(missing_ok=True)  # a process of an earlier start may have another version of the library
         guard = programs / "flwr-clientapp"
         words = shlex.join([sys.executable, "-I", "-S", str(fork_server.__file__), "hand-over", str(address)])
         guard.write_text(f'#!/bin/sh\nexec {words} "$@"\n')
         guard.chmod(0o700)
         found = environment(home)
         path = os.pathsep.join([str(programs), found["PATH"]])
-        added = {"PATH": path, "FEDSTRATA_APPROVED": str(self.folder / self.approved)}
+        added = {"PATH": path, "FEDSTRATA_APPROVED": str(self.folder / self.approved), STATE: str(state)}
         return {**found, **added, "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.05"}  # Flower: 1 s, before every message
 
 
@@ -126,6 +192,28 @@ def environment(home: Path) -> dict[str, str]:
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     quiet = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "FLWR_HOME": str(home)}
     return {**os.environ, **quiet, "PATH": path}
+
+
+def owner_only(path: Path) -> None:
+    """Refuse a site's file that others can read or change: it decides what may leave the site.
+
+    Args:
+        path: the file.
+    """
+    found = path.stat()
+    if found.st_uid not in (os.getuid(), 0):
+        raise PermissionError(f"{path} belongs to another user; it must belong to the one who runs the site")
+    if found.st_mode & 0o077:
+        raise PermissionError(f"others can read or change {path}: chmod 600 {path}")
+
+
+def make_private(folder: Path) -> None:
+    """Take all rights on a folder's files from everybody but their owner. Links are not followed."""
+    for parent, folders, names in os.walk(folder):
+        for path in (Path(parent, name) for name in (*folders, *names)):
+            found = path.lstat()
+            if not stat.S_ISLNK(found.st_mode) and found.st_mode & 0o077 and found.st_uid == os.getuid():
+                path.chmod(stat.S_IMODE(found.st_mode) & ~0o077)
 
 
 def split_address(address: str) -> tuple[str, int]:

@@ -1,5 +1,6 @@
 """Certificates and keys of a deployment: the server's, signed by a new authority, and one key pair per site."""
 
+import hashlib
 import ipaddress
 import os
 from datetime import UTC, datetime, timedelta
@@ -29,7 +30,7 @@ def server_keys(folder: Path, hosts: list[str], days: int = 365) -> list[Path]:
     authority_key, server_key = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
     issuer, subject = _name(f"FedStrata authority of {hosts[0]}"), _name(hosts[0])
     issued = x509.CertificateBuilder().issuer_name(issuer)
-    issued = issued.not_valid_before(datetime.now(UTC) - timedelta(minutes=5))
+    issued = issued.not_valid_before(datetime.now(UTC) - timedelta(days=1))  # for sites whose clocks are behind
     issued = issued.not_valid_after(datetime.now(UTC) + timedelta(days=days))
 
     def usage(signs: bool) -> x509.KeyUsage:
@@ -78,6 +79,17 @@ def site_keys(folder: Path, site: str) -> tuple[Path, Path]:
     line = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
     _write(public, line + b" " + site.encode() + b"\n", 0o644)
     return private, public
+
+
+def key_fingerprint(private: Path) -> str:
+    """The SHA-256 hash of the public key of a site, in hexadecimal digits: sites are counted by it.
+
+    Args:
+        private: the file of the private key.
+    """
+    key = serialization.load_ssh_private_key(private.read_bytes(), None)
+    line = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    return hashlib.sha256(line).hexdigest()
 
 
 def days_left(certificate: Path) -> float:

@@ -1,6 +1,7 @@
 """A whole federation on this machine, for local runs and tests: a SuperLink, SuperNodes, and their keys."""
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -8,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,8 @@ from fedstrata.deploy.flower import socket_frames
 from fedstrata.deploy.flower.approval import approve
 from fedstrata.deploy.flower.config import CONNECTION, ServerConfig, SiteConfig, environment, split_address
 from fedstrata.deploy.flower.keys import server_keys, site_keys
+from fedstrata.deploy.flower.run_lock import private
+from fedstrata.deploy.policy import Policy
 
 PATIENCE = 120.0  # seconds until the SuperLink must listen
 
@@ -32,6 +36,7 @@ class LocalFederation:
         extra: dict[str, str] | None = None,
         folder: Path | None = None,
         prefix: tuple[str, ...] = (),
+        policy: Policy | Mapping[str, Policy] | None = None,
     ):
         """A federation that has not been started.
 
@@ -43,17 +48,27 @@ class LocalFederation:
             extra: variables for the environment of all processes.
             folder: where relative paths in the sites' settings start; None: `home`.
             prefix: the first words of every command, e.g. those that run it in a network namespace.
+            policy: of all sites, or by their names; None: the defaults, with as many sites as there are if fewer.
         """
         self.app, self.home, self.extra = app.absolute(), home.absolute(), extra or {}
         self.folder, self.prefix = (folder or home).absolute(), prefix
-        self.home.mkdir(parents=True, exist_ok=True)
+        private(self.home)
+        usual = Policy(sites_at_least=min(Policy().sites_at_least, len(sites)))
+        policies = policy if isinstance(policy, Mapping) else dict.fromkeys(sites, policy or usual)
         port, *ports = free_ports(1 + len(sites))
         self.server = ServerConfig(
             self.home, f"127.0.0.1:{port}", listen="127.0.0.1", database="superlink.db", insecure=not secure
         )
         self.sites = {
             name: SiteConfig(
-                self.home, name, self.server.address, state=name, port=port, insecure=not secure, settings=given
+                self.home,
+                name,
+                self.server.address,
+                state=name,
+                port=port,
+                insecure=not secure,
+                settings=given,
+                policy=policies[name],
             )
             for (name, given), port in zip(sites.items(), ports, strict=True)
         }
@@ -94,6 +109,7 @@ class LocalFederation:
         return subprocess.Popen(
             [*self.prefix, *run_command(self.app, config)], env={**environment(self.server.connect()), **self.extra},
             stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, text=True, start_new_session=True,
+            umask=0o077,
         )  # fmt: skip
 
     def kill(self, name: str) -> None:
@@ -127,15 +143,16 @@ class LocalFederation:
             raise RuntimeError(f"flwr {' '.join(words)}: {(done.stderr or done.stdout).strip()}")
 
     def _start(self, name: str, command: list[str], given: dict[str, str]) -> None:
+        (self.home / f"{name}.log").touch(0o600)
         with (self.home / f"{name}.log").open("ab") as log:
             self.processes[name] = subprocess.Popen(
                 [*self.prefix, *command], env={**given, **self.extra}, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                start_new_session=True, cwd=self.folder,
+                start_new_session=True, cwd=self.folder, umask=0o077,
             )  # fmt: skip
 
     def _wait_for_link(self) -> None:
         until = time.monotonic() + PATIENCE
-        host, port = split_address(self.server.address)
+        host, port = split_address(self.server.own_address)
         look = [sys.executable, "-c", f"import socket; socket.create_connection(({host!r}, {port}), 1)"]
         while subprocess.run([*self.prefix, *look], stderr=subprocess.DEVNULL).returncode:
             if self.processes["superlink"].poll() is not None or time.monotonic() > until:
@@ -161,7 +178,7 @@ def run_command(app: Path, config: dict[str, Any]) -> list[str]:
         app: its folder.
         config: entries of its run config.
     """
-    given = " ".join(f'{k}="{v}"' if isinstance(v, str) else f"{k}={v}" for k, v in config.items())
+    given = " ".join(f"{name}={json.dumps(value)}" for name, value in config.items())  # TOML writes these alike
     return ["flwr", "run", str(app), CONNECTION, "--stream", *(["--run-config", given] if given else [])]
 
 

@@ -8,26 +8,39 @@ import ssl
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterator
-from email.utils import parsedate_to_datetime
+from base64 import b64encode
+from collections.abc import Callable, Iterator, Mapping
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+from flwr.common.constant import TIMESTAMP_HEADER
+from flwr.proto.fleet_pb2 import ActivateNodeRequest
+from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
+from flwr.supercore.error import ApiErrorCode, FlowerError
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
+from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 
 from fedstrata import __version__
+from fedstrata.deploy.data_summary import DataSummary
 from fedstrata.deploy.flower import socket_frames
 from fedstrata.deploy.flower.approval import approved, fingerprint
 from fedstrata.deploy.flower.config import SiteConfig, environment, split_address
-from fedstrata.deploy.flower.deployment import Deployment, resolve
+from fedstrata.deploy.flower.deployment import Deployment, agree_on, resolve
 from fedstrata.deploy.flower.keys import days_left
+from fedstrata.deploy.flower.patches import LARGEST, ServerClock, why_rejected
+from fedstrata.deploy.guard import Guard
+from fedstrata.deploy.policy import Refused
+from fedstrata.deploy.site_log import SiteLog
+from fedstrata.deploy.terms import Terms
 
 if TYPE_CHECKING:
     from fedstrata.data.federation import Federation
 
-AHEAD = 5.0  # seconds by which Flower lets a site's clock be ahead of the server's
-BEHIND = 300.0  # and behind it
 PROGRAMS = ("flower-supernode", "flower-superexec", "flwr-clientapp")
 
 
@@ -58,15 +71,17 @@ def check(site: SiteConfig, app: Path, where: str) -> Iterator[Finding]:
         "app": checks.approval,
         "state": checks.state,
         "data": checks.load_data,
+        "policy": checks.policy,
         "one round": checks.one_round,
         "disk": checks.disk,
         "private key": checks.private_key,
         "authority": checks.authority,
         "server": checks.server,
-        "clock": checks.clock,
+        "clock": checks.clock,  # before the key: a wrong clock looks like a wrong key
+        "registered": checks.registered,
     }
     if site.insecure:
-        del steps["private key"], steps["authority"]
+        del steps["private key"], steps["authority"], steps["registered"]
     for name, step in steps.items():
         try:
             yield Finding(name, True, step())
@@ -83,7 +98,7 @@ class _Checks:
         self.deployment: Deployment | None = None
         self.data: Federation | None = None
         self.state_bytes: int | None = None  # of a site's fields after one round
-        self.dates: tuple[str | None, float] | None = None  # the server's date, and this machine's at that moment
+        self.reached, self.time = False, ServerClock()  # whether the server has responded, and its time
 
     def versions(self) -> str:
         flower, jax = (importlib.metadata.version(name) for name in ("flwr", "jax"))
@@ -115,6 +130,24 @@ class _Checks:
         probe.unlink()
         socket_frames.address(folder)
         return "writable, by its owner alone"
+
+    def policy(self) -> str:
+        """In plain words; a mistake if it would refuse a run of this app."""
+        policy = self.site.policy
+        if self.deployment is not None and self.data is not None:
+            own = DataSummary.of(self.site.site, self.data, key="0")
+            others = [own._replace(site=f"another-{i}", key=str(i)) for i in range(1, self.deployment.site_count)]
+            terms = Terms("check", (own, *others), "", self.deployment.rounds, self.deployment.evaluations)
+            with TemporaryDirectory() as folder:
+                guard = Guard(policy._replace(runs=("*",)), SiteLog(Path(folder) / "log", own.site))
+                try:
+                    guard.check_terms(terms, own)
+                    guard.check_agreement(terms, agree_on(self.deployment, "check", terms.sites), own.site)
+                except Refused as error:
+                    raise Wrong(f"it would refuse this app: {error}") from None
+                finally:
+                    guard.log.close()
+        return "; ".join(policy.words())
 
     def load_data(self) -> str:
         from fedstrata.deploy.flower.worker import checked_summary
@@ -154,9 +187,6 @@ class _Checks:
         return f"{free / 1e9:.1f} GB free"
 
     def private_key(self) -> str:
-        from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
-        from cryptography.hazmat.primitives.serialization import load_ssh_private_key
-
         path, name = self.site.private_key, self.site.site
         if not path.exists():
             raise Wrong(f"there is no {path}: create it with `fedstrata deploy keys {name}`")
@@ -176,6 +206,42 @@ class _Checks:
         return f"expires in {left:.0f} days"
 
     def server(self) -> str:
+        self._request("GET", "/")  # any response is good
+        return f"{self.site.server} responds" + ("" if self.site.insecure else ", with the right certificate")
+
+    def clock(self) -> str:
+        if not self.reached:
+            raise Wrong("not checked: see above")
+        if not self.time.received:
+            return "the server does not send its time"
+        if abs(self.time.seen) > LARGEST:
+            raise Wrong(f"this clock is {self.time.told()}: set it")
+        if self.time.offset:
+            return f"this clock is {self.time.told()}: set it; until then, signatures use the server's time"
+        return f"within {max(abs(self.time.seen), 1):.0f} s of the server's"
+
+    def registered(self) -> str:
+        """Ask to be activated with an impossible interval: a registered key is told so, and nothing changes."""
+        if not self.reached or not self.site.private_key.exists():
+            raise Wrong("not checked: see above")
+        status, body = self._request("POST", "/v1/fleet/activate-node", *activation(self.site.private_key, self.time))
+        found = FlowerError.from_json(body)
+        name = self.site.site
+        if found is not None and found.code == ApiErrorCode.FLEET_INVALID_HEARTBEAT_INTERVAL:
+            return f"the server knows the key of {name}"
+        if found is not None and found.code == ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED:
+            public = self.site.private_key.with_suffix(".pub").name
+            raise Wrong(
+                f"the server does not know this key: send it {public}; there, `fedstrata deploy register {public}`"
+            )
+        if status == 401:
+            raise Wrong(f"the server refuses this site's signature: {why_rejected(status, self.time)}")
+        raise Wrong(f"{self.site.server} answers with {status}, not as a SuperLink of Flower would")
+
+    def _request(
+        self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] = {}
+    ) -> tuple[int, str]:
+        """Status and text of a response; its date sets the clock."""
         site = self.site
         host, port = split_address(site.server)
         if site.insecure:
@@ -184,8 +250,9 @@ class _Checks:
             context = ssl.create_default_context(cafile=str(site.folder / site.authority))
             connection = HTTPSConnection(host, port, timeout=10, context=context)
         try:
-            connection.request("GET", "/")
+            connection.request(method, path, body, dict(headers))
             response = connection.getresponse()
+            text = response.read(2**16).decode(errors="replace")
         except ssl.SSLCertVerificationError as error:
             raise Wrong(
                 f"{site.server} is not the server that {site.authority} was made for: {error.verify_message}"
@@ -196,18 +263,28 @@ class _Checks:
             ) from None
         finally:
             connection.close()
-        self.dates = response.getheader("Date"), time.time()
-        return f"{site.server} responds" + ("" if site.insecure else ", with the right certificate")
+        self.reached = True
+        self.time.learn(response.getheader("Date"))
+        return response.status, text
 
-    def clock(self) -> str:
-        if self.dates is None:
-            raise Wrong("not checked: see above")
-        date, here = self.dates
-        if date is None:
-            return "the server does not send its time"
-        ahead = here - parsedate_to_datetime(date).timestamp()
-        if not -BEHIND < ahead < AHEAD + 1:  # the server's time has whole seconds
-            raise Wrong(
-                f"this clock is {abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} the server's: set it"
-            )
-        return f"within {max(abs(ahead), 1):.0f} s of the server's"
+
+def activation(private_key: Path, clock: ServerClock) -> tuple[bytes, dict[str, str]]:
+    """Body and headers of a request to activate a node that changes nothing, signed as Flower's SuperNode signs.
+
+    Args:
+        private_key: the site's.
+        clock: gives the time to sign.
+    """
+    key = load_ssh_private_key(private_key.read_bytes(), None)
+    if not isinstance(key, EllipticCurvePrivateKey):
+        raise Wrong("not checked: see above")
+    public, now = public_key_to_bytes(key.public_key()), clock.now().isoformat()
+    encoded = lambda data: b64encode(data).decode()
+    headers = {
+        "content-type": PROTOBUF_MEDIA_TYPE,
+        "accept": PROTOBUF_MEDIA_TYPE,
+        FLEET_HTTP_PUBLIC_KEY_HEADER: encoded(public),
+        TIMESTAMP_HEADER: now,
+        FLEET_HTTP_SIGNATURE_HEADER: encoded(sign_message(key, now.encode())),
+    }
+    return ActivateNodeRequest(public_key=public, heartbeat_interval=0.0).SerializeToString(), headers
