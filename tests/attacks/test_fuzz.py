@@ -1,0 +1,214 @@
+"""Mutated messages to the server, to a site and to a site's store: a short error or a valid message, at once.
+
+Every message takes at most 50 ms of the processor, and at most 64 MB beside its own bytes. The memory of one in twenty
+is measured, and that of every long one.
+"""
+
+import functools
+import gc
+import json
+import os
+import random
+import time
+import tracemalloc
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+from cases import CASES, START, task_of
+from fuzz import FLOODS, Parts, joined, mutated
+
+from fedstrata.deploy.agreement import DataSummary
+from fedstrata.deploy.evaluation.request import Request
+from fedstrata.deploy.in_process import in_process_run
+from fedstrata.deploy.messages import EVALUATE, Message, unpack
+from fedstrata.deploy.messages import START as SECOND_START
+from fedstrata.deploy.secure_sum import MaskedSum
+from fedstrata.deploy.site_store import MOST
+from fedstrata.engine import initialise
+from fedstrata.engine.codec import decode
+
+FULL = os.environ.get("FEDSTRATA_TEST_DEPLOY", "") == "full"
+MESSAGES = 500_000 if FULL else 20_000
+PARTS = 4  # of the messages, one test each
+SECONDS, MEMORY = 0.05, 64e6
+LONG = 100_000  # bytes of a message whose memory is always measured
+# Local fields; pools with the writers of their rows; several exchanges in a round; and a masked sum.
+RUNS = {"SCAFFOLD": {}, "FedX2": {}, "FedNest": {}, "FedAvg": {"secure": MaskedSum.dealt(4)}}
+
+
+class Target(NamedTuple):
+    """A valid message, and what its receiver does with the bytes before any computation."""
+
+    name: str
+    data: bytes
+    read: Callable[[bytes], Any]
+
+
+@functools.cache
+def targets() -> tuple[Target, ...]:
+    """Calls, replies and stored stages of the first rounds of several runs, evaluations, and data summaries."""
+    found: list[Target] = []
+    for name, more in RUNS.items():
+        task = task_of(CASES[name].algorithm)
+        server, sites, _ = in_process_run(
+            task.problem, CASES[name].algorithm, task.federation, params=START, batch_size=3, **more
+        )
+        heard: dict[tuple, tuple[Message, Message]] = {}
+
+        def spy(calls, link=server.link, heard=heard):
+            replies = link(calls)
+            for i in calls:
+                stage = calls[i].stage
+                special = stage.exchange if min(stage.round, stage.exchange) < 0 else None  # a start, or an evaluation
+                heard.setdefault((special, stage.phase), (calls[i], replies[i]))  # repetitions of a phase are alike
+            return replies
+
+        server.link = spy
+        now = server.round(server.begin())
+        if "secure" not in more:
+            server.evaluate(now)
+        for call, reply in heard.values():
+            exchange, phase = call.stage[1:3]
+            kind = f"{name} {call.stage[:2]}"
+            if exchange == EVALUATE:
+                request = Request.of(server.agreement)
+                found.append(Target(f"{kind} reply", reply.encode(), _evaluation(server.agreement, request)))
+                continue
+            if call.stage.round >= 0:
+                receives, sends = server.context.exchanges[phase].receives, server.context.exchanges[phase].sends
+                found.append(Target(f"{kind} call", call.encode(), _call(server.context.template, receives)))
+            else:
+                second = exchange == SECOND_START
+                sends = (initialise.pools if second else initialise.sent_at_start)(server.context)
+            found.append(Target(f"{kind} reply", reply.encode(), _reply(server, sends)))
+        stored = list(sites[0].store.stored.values())[-1]
+        found.append(Target(f"{name} stored", stored, lambda data: decode(data, MOST)))
+        summary = DataSummary.of("Ulm", task.federation.select([0]))
+        if (from_json := getattr(DataSummary, "from_json", None)) is not None:
+            found.append(Target(f"{name} summary", json.dumps(summary).encode(), _text(from_json)))
+    for target in found:
+        target.read(target.data)  # valid as it is
+    return tuple(found)
+
+
+def _reply(server, sends):
+    return lambda data: server._fields(Message.decode(data), sends)
+
+
+def _call(template, receives):
+    def read(data):
+        call = Message.decode(data)
+        return unpack(call.arrays, template, receives, call.pools or {})
+
+    return read
+
+
+def _evaluation(agreement, request):
+    return lambda data: request.read(agreement, Message.decode(data).arrays)
+
+
+def _text(from_json):
+    return lambda data: from_json(data.decode("utf-8", "replace"))
+
+
+class Worst(NamedTuple):
+    """The largest values so far, each with what took it."""
+
+    seconds: tuple[float, str] = (0.0, "")
+    memory: tuple[int, str] = (0, "")
+    error: tuple[int, str] = (0, "")
+
+
+def outcome(target: Target, data: bytes) -> str:
+    """The text of the error; empty if the message was accepted. Any other exception fails the test."""
+    try:
+        target.read(data)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def seconds(target: Target, data: bytes) -> tuple[float, str]:
+    """The time of the processor, with Python's garbage collector as it is outside of tests; and the error."""
+    of_tests = gc.get_threshold()
+    gc.set_threshold(700, 10, 10)
+    start = time.process_time()
+    try:
+        error = outcome(target, data)
+        return time.process_time() - start, error
+    finally:
+        gc.set_threshold(*of_tests)
+
+
+def memory(target: Target, data: bytes) -> int:
+    """The most bytes held at once while a message is read."""
+    tracemalloc.start()
+    try:
+        outcome(target, data)
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def attack(target: Target, data: bytes, worst: Worst, measure: bool) -> Worst:
+    """Read a message and check its limits; the worst values with this one."""
+    taken, error = seconds(target, data)
+    if taken > SECONDS / 2:  # others use this machine, too
+        taken = min(taken, *(seconds(target, data)[0] for _ in range(3)))
+    what = f"{target.name}: {len(data)} bytes {data[:200]!r}: {error[:200]}"
+    assert taken <= SECONDS, what
+    assert error.isprintable(), what
+    assert len(error) <= 1000, what
+    held = memory(target, data) if measure or len(data) > LONG else 0
+    assert held <= MEMORY, what
+    return Worst(
+        max(worst.seconds, (taken, what)), max(worst.memory, (held, what)), max(worst.error, (len(error), what))
+    )
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_mutated_messages_are_refused_or_read_within_time_and_memory(part, capsys):
+    draw, worst = random.Random(part), Worst()
+    everything = [target.data for target in targets()]
+    for number in range(MESSAGES // PARTS):
+        target = draw.choice(targets())
+        data = mutated(draw, target.data, everything)
+        worst = attack(target, data, worst, measure=number % 20 == 0)
+    if FULL:
+        with capsys.disabled():
+            print(f"\n{MESSAGES // PARTS} messages, the worst:", *worst, sep="\n  ")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flood", range(len(FLOODS)), ids=lambda i: FLOODS[i][:12])
+def test_floods_in_every_part_of_a_header(flood):
+    """Each flood as the inner header, as the outer one, and in the place of every value of a call with pools."""
+    target = next(t for t in targets() if t.name.startswith("FedX2") and "call" in t.name)
+    parts, worst = Parts.of(target.data), Worst()
+    (outer, about), (inner, fields) = parts.headers
+    text, piece = lambda value: json.dumps(value).encode(), FLOODS[flood].encode()
+    forged = [joined([(outer, piece), (inner, text(fields))], parts.rest)]
+    forged.append(joined([(outer, text(about)), (inner, piece)], parts.rest))
+    for key in about:
+        changed = text({**about, key: "@"}).replace(b'"@"', piece)
+        forged.append(joined([(outer, changed), (inner, text(fields))], parts.rest))
+    for place in range(3):
+        changed = text([[*fields[0][:place], "@", *fields[0][place + 1 :]], *fields[1:]]).replace(b'"@"', piece)
+        forged.append(joined([(outer, text(about)), (inner, changed)], parts.rest))
+    for data in forged:
+        worst = attack(target, data, worst, measure=True)
+
+
+def test_valid_messages_are_accepted_and_mutations_reach_every_reader():
+    """The fuzzer is worth something only if its messages pass the first checks now and then."""
+    draw, errors = random.Random(0), set()
+    everything = [target.data for target in targets()]
+    assert len({target.name.split()[0] for target in targets()}) == len(RUNS)
+    for _ in range(2_000):
+        target = draw.choice(targets())
+        errors.add(outcome(target, mutated(draw, target.data, everything))[:40])
+    assert "" in errors
+    for words in ("message: not a FedStrata", "message: unreadable header", "message: missing"):
+        assert any(error.startswith(words) for error in errors)
+    assert any(" is " in error or "announces" in error for error in errors)
