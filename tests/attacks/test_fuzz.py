@@ -18,13 +18,14 @@ import pytest
 from cases import CASES, START, task_of
 from fuzz import FLOODS, Parts, joined, mutated
 
-from fedstrata.deploy.agreement import DataSummary
+from fedstrata.deploy.data_summary import DataSummary
 from fedstrata.deploy.evaluation.request import Request
 from fedstrata.deploy.in_process import in_process_run
 from fedstrata.deploy.messages import EVALUATE, Message, unpack
 from fedstrata.deploy.messages import START as SECOND_START
 from fedstrata.deploy.secure_sum import MaskedSum
 from fedstrata.deploy.site_store import MOST
+from fedstrata.deploy.terms import Terms
 from fedstrata.engine import initialise
 from fedstrata.engine.codec import decode
 
@@ -56,7 +57,7 @@ def targets() -> tuple[Target, ...]:
         )
         heard: dict[tuple, tuple[Message, Message]] = {}
 
-        def spy(calls, link=server.link, heard=heard):
+        def spy(calls, link=server.caller.link, heard=heard):
             replies = link(calls)
             for i in calls:
                 stage = calls[i].stage
@@ -64,7 +65,7 @@ def targets() -> tuple[Target, ...]:
                 heard.setdefault((special, stage.phase), (calls[i], replies[i]))  # repetitions of a phase are alike
             return replies
 
-        server.link = spy
+        server.caller.link = spy
         now = server.round(server.begin())
         if "secure" not in more:
             server.evaluate(now)
@@ -84,9 +85,10 @@ def targets() -> tuple[Target, ...]:
             found.append(Target(f"{kind} reply", reply.encode(), _reply(server, sends)))
         stored = list(sites[0].store.stored.values())[-1]
         found.append(Target(f"{name} stored", stored, lambda data: decode(data, MOST)))
-        summary = DataSummary.of("Ulm", task.federation.select([0]))
-        if (from_json := getattr(DataSummary, "from_json", None)) is not None:
-            found.append(Target(f"{name} summary", json.dumps(summary).encode(), _text(from_json)))
+        summary = DataSummary.of("Ulm", task.federation.select([0]), secret=b"1", key="2")
+        found.append(Target(f"{name} summary", json.dumps(summary).encode(), _text(DataSummary.decode)))
+        terms = Terms("first", (summary, summary._replace(site="Bonn", key="3")), "4", 20, 5)
+        found.append(Target(f"{name} terms", terms.encode().encode(), _text(Terms.decode)))
     for target in found:
         target.read(target.data)  # valid as it is
     return tuple(found)
@@ -108,8 +110,8 @@ def _evaluation(agreement, request):
     return lambda data: request.read(agreement, Message.decode(data).arrays)
 
 
-def _text(from_json):
-    return lambda data: from_json(data.decode("utf-8", "replace"))
+def _text(decode):
+    return lambda data: decode(data.decode("utf-8", "replace"))
 
 
 class Worst(NamedTuple):

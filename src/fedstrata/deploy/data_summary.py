@@ -13,6 +13,7 @@ import jax
 from fedstrata import __version__
 from fedstrata.base import strict_json
 from fedstrata.base.errors import unknown
+from fedstrata.base.text import one_line
 from fedstrata.data.federation import Federation
 from fedstrata.data.validation import numbered
 from fedstrata.engine.codec import DTYPES
@@ -153,8 +154,8 @@ def _columns(split: str, value: Any) -> Shapes:
         if not isinstance(about, list | tuple) or len(about) != 2 or not isinstance(about[1], list):
             raise ValueError(f"split {split!r}, column {column!r}: not a type and a shape")
         dtype, shape = about
-        if dtype not in DTYPES:
-            raise unknown(f"type of split {split!r}, column {column!r}:", str(dtype)[:LONGEST_NAME], DTYPES)
+        if not isinstance(dtype, str) or dtype not in DTYPES:
+            raise unknown(f"type of split {split!r}, column {column!r}:", one_line(dtype, 40), DTYPES)
         if len(shape) > MOST_DIMENSIONS:
             raise ValueError(f"split {split!r}, column {column!r}: more than {MOST_DIMENSIONS} dimensions")
         for size in shape:

@@ -5,10 +5,11 @@ import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from fedstrata.deploy.data_summary import LONGEST_NAME, DataSummary
+from fedstrata.base import strict_json
+from fedstrata.base.text import one_line
+from fedstrata.deploy.data_summary import LONGEST_NAME, MOST_SPLITS, DataSummary
 
-MOST_SITES = 10_000
-LONGEST_TEXT = 2**26  # characters of the terms of a run
+MOST_SITES = 10_000  # the limits of `strict_json` are reached before, with some hundred sites
 
 
 class Terms(NamedTuple):
@@ -21,8 +22,12 @@ class Terms(NamedTuple):
     evaluations: int  # likewise
 
     def encode(self) -> str:
-        """The terms as JSON, always in the same form."""
-        return json.dumps(self._asdict(), sort_keys=True, separators=(",", ":"))
+        """The terms as JSON, always in the same form; a ValueError if sites would refuse them as too long."""
+        text = json.dumps(self._asdict(), sort_keys=True, separators=(",", ":"))
+        try:
+            return strict_json.check(text)
+        except ValueError as error:
+            raise ValueError(f"the terms of run {self.run!r} with its {len(self.sites)} sites: {error}") from None
 
     def digest(self) -> str:
         """A hash of what may not change in a run: its name, its sites and its code."""
@@ -36,12 +41,12 @@ class Terms(NamedTuple):
         Raises:
             ValueError: it is malformed.
         """
-        if not isinstance(text, str) or len(text) > LONGEST_TEXT:
-            raise ValueError(f"the terms of a run must be a text of at most {LONGEST_TEXT} characters")
+        if not isinstance(text, str):
+            raise ValueError("the terms of a run must be a text")
         try:
-            found = json.loads(text)
-        except (ValueError, RecursionError):
-            raise ValueError("the terms of a run are not readable JSON") from None
+            found = strict_json.loads(text, objects=1 + MOST_SITES * (MOST_SPLITS + 3))
+        except ValueError as error:
+            raise ValueError(f"the terms of a run are not readable JSON: {one_line(error)}") from None
         if not isinstance(found, dict) or found.keys() != set(cls._fields):
             raise ValueError("the terms of a run have another form: do the site and the server have the same release?")
         for name in ("rounds", "evaluations"):
