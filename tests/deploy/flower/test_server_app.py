@@ -1,42 +1,26 @@
 """The server and the workers over a grid in this process that loses messages, nodes and folders on purpose."""
 
 import errno
-import itertools
 import json
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 pytest.importorskip("flwr", reason="flwr is not installed")
 
-from cases import CASES, task_of
+from cases import CASES
 from deployments import OPTIONS, simulated
-from flwr.supercore.task_identity import TaskIdentity
+from grids import NAME, ROUNDS, SITES, TASK, deployment, grid, hurry, missing, solution
 
 import fedstrata as fs
-from fedstrata.deploy.flower import grid_link, roster, server_app
-from fedstrata.deploy.flower.client_app import opened, record
-from fedstrata.deploy.flower.deployment import Deployment
+from fedstrata.deploy.flower import server_app
 from fedstrata.deploy.flower.roster import Roster
-from fedstrata.deploy.flower.worker import Worker
 from fedstrata.deploy.server import QuorumError
 from fedstrata.engine.privacy import epsilon
 
-NAME, ROUNDS, SITES = "SCAFFOLD", 3, 3
-TASK = task_of(CASES[NAME].algorithm)
-
-
-def load(settings):
-    return TASK.federation.select([settings["number"]])
-
-
-def deployment(**changes):
-    options = {**OPTIONS, "seed": 5}
-    found = Deployment(TASK.problem, CASES[NAME].algorithm, load, ROUNDS, SITES, options, deadline=20.0)
-    return found._replace(**changes)
+__all__ = ["grid", "hurry"]  # fixtures
 
 
 def waits(grid, sites):
@@ -47,85 +31,9 @@ def waits(grid, sites):
     return roster._wanted(sites)
 
 
-class Grid:
-    """Nodes by number; each is a worker with its settings. `on_message` may lose a message or change its reply."""
-
-    def __init__(self):
-        self.nodes, self.workers, self.numbers = {}, {}, itertools.count(100)
-        self.replies, self.ids = {}, itertools.count()
-        self.on_message = lambda kind, site, answer: answer()
-
-    def join(self, folder, number, name=None, made=None):
-        settings = {"site": name or f"site-{number}", "state": str(folder), "number": number}
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        node = next(self.numbers)
-        if worker := self.workers.get(str(folder)):
-            worker.close()  # as if its process had ended
-        self.workers[str(folder)] = Worker(made or deployment(), Path(folder), "1")
-        self.nodes[node] = self.workers[str(folder)], settings
-        return node
-
-    def get_node_ids(self):
-        return list(self.nodes)
-
-    def push_messages(self, messages):
-        return [self._push(message) for message in messages]
-
-    def _push(self, message):
-        number, kind = str(next(self.ids)), message.metadata.message_type
-        if message.metadata.dst_node_id in self.nodes:
-            worker, settings = self.nodes[message.metadata.dst_node_id]
-            about, body = opened(message.content)
-            token = {"call": about.pop("call")}  # the client app returns it
-            request = {"kind": kind, "code": "1", "settings": settings, "about": about}
-            found = self.on_message(kind, settings["site"], lambda: _answer(worker, request, body))
-            if found is not None:
-                meta = SimpleNamespace(reply_to_message_id=number)
-                content = record({**found[0], **token}, found[1])
-                reply = SimpleNamespace(metadata=meta, has_content=lambda: True, content=content)
-                self.replies[number] = reply
-        return number
-
-    def pull_messages(self, ids):
-        return [self.replies.pop(i) for i in ids if i in self.replies]
-
-
-def _answer(worker, request, body):
-    try:
-        return worker.answer(request, body)
-    except Exception as error:
-        return {"error": f"{type(error).__name__}: {error}"}, b""
-
-
-@pytest.fixture(autouse=True)
-def hurry(monkeypatch):
-    for name in ("run_id", "node_id", "task_id"):  # Flower sets them in a server app
-        monkeypatch.setattr(TaskIdentity, f"_{name}", 1)
-    for name, value in {"POLL": 0.001, "LOOK": 0.002, "AGAIN": 0.05}.items():
-        monkeypatch.setattr(roster, name, value)
-        monkeypatch.setattr(grid_link, name, value)
-
-
-@pytest.fixture
-def grid(tmp_path):
-    found = Grid()
-    for number in range(SITES):
-        found.join(tmp_path / f"site-{number}", number)
-    return found
-
-
 @pytest.fixture(scope="module")
 def expected():
     return simulated(NAME, ROUNDS).solution()
-
-
-def solution(folder):
-    return np.load(folder / "solution.npz")["params"]
-
-
-def missing(folder):
-    rows = [json.loads(line) for line in (folder / "reports.jsonl").read_text().splitlines()]
-    return {(row["stage"][0], site): why for row in rows for site, why in row["missing"].items()}
 
 
 def test_a_run_equals_the_simulated_one(grid, tmp_path, expected):
