@@ -33,7 +33,19 @@ def test_a_data_summary_has_sizes_and_shapes_and_travels_as_json():
     text = json.dumps(summary)
     assert "1.0" not in text  # no value of the data
     again = json.loads(text)
-    assert again[1:] == [{"train": 5}, {"train": {"x": ["float32", [3]], "y": ["int32", []]}}]
+    assert again[1:3] == [{"train": 5}, {"train": {"x": ["float32", [3]], "y": ["int32", []]}}]
+    assert again[3:] == ["", "", {}]  # no secret, no key: nothing that identifies the data
+    assert json.dumps(DataSummary.decode(text)) == text
+
+
+def test_a_summary_changes_with_a_value_and_confirms_no_guess():
+    """The hash of the data depends on a secret of the site: whoever guesses the data cannot check the guess."""
+    first = DataSummary.of("Ulm", data(5), secret=b"1").data
+    other = data(5)
+    other["train"].examples["x"][4, 2] += 1
+    assert first == DataSummary.of("Ulm", data(5), secret=b"1").data
+    assert first != DataSummary.of("Ulm", other, secret=b"1").data
+    assert first != DataSummary.of("Ulm", data(5), secret=b"2").data
 
 
 def test_the_placeholder_federation_of_all_sites_takes_no_memory():
