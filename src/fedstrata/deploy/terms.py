@@ -22,8 +22,11 @@ class Terms(NamedTuple):
     evaluations: int  # likewise
 
     def encode(self) -> str:
-        """The terms as JSON, always in the same form; a ValueError if sites would refuse them as too long."""
-        text = json.dumps(self._asdict(), sort_keys=True, separators=(",", ":"))
+        """The terms as JSON, with all entries in their order; a ValueError if sites would refuse them as too long.
+
+        The order of splits is part of the terms: an evaluation names splits by their places.
+        """
+        text = json.dumps(self._asdict(), separators=(",", ":"))
         try:
             return strict_json.check(text)
         except ValueError as error:
