@@ -11,6 +11,7 @@ import pytest
 import fedstrata as fs
 from fedstrata.deploy.agreement import agree, placeholder_federation, with_data
 from fedstrata.deploy.data_summary import DataSummary
+from fedstrata.deploy.terms import Terms
 from fedstrata.simulate.options import RunOptions
 from fedstrata.simulate.run import prepare
 
@@ -46,6 +47,14 @@ def test_a_summary_changes_with_a_value_and_confirms_no_guess():
     assert first == DataSummary.of("Ulm", data(5), secret=b"1").data
     assert first != DataSummary.of("Ulm", other, secret=b"1").data
     assert first != DataSummary.of("Ulm", data(5), secret=b"2").data
+
+
+def test_the_terms_of_a_run_keep_the_order_of_splits():
+    """An evaluation names splits by their places, so server and sites need the same order."""
+    whole = data(8).hold_out("validation", 0.25).hold_out("again", 0.25)
+    sites = tuple(DataSummary.of(name, whole) for name in ("Ulm", "Aalen"))
+    at_site = Terms.decode(Terms("first", sites, "1", 3, 1).encode())
+    assert list(agreement(*at_site.sites).shapes) == list(agreement(*sites).shapes) == ["train", "validation", "again"]
 
 
 def test_the_placeholder_federation_of_all_sites_takes_no_memory():

@@ -44,20 +44,6 @@ def test_a_run_equals_the_simulated_one(grid, tmp_path, expected):
     np.testing.assert_allclose(found["objective"], simulated(NAME, ROUNDS).history.last("objective")[0], rtol=1e-12)
 
 
-def test_sites_evaluate_the_splits_that_the_server_means(grid, tmp_path):
-    """Splits in another order than that of their names: server and sites must have the same order."""
-    whole = TASK.federation.select(range(SITES)).hold_out("validation", 0.25).hold_out("again", 0.25)
-    made = deployment(load=lambda settings: whole.select([settings["number"]]), rounds=1)
-    for worker, _ in grid.nodes.values():
-        worker.deployment = made
-    server_app.serve(made, grid, "first", tmp_path / "out")
-    found = json.loads((tmp_path / "out" / "evaluations.jsonl").read_text())
-    assert found["missing"] == {}
-    options = {"rounds": 1, "seeds": [5], "stationarity": False, **OPTIONS}
-    history = fs.run(TASK.problem, CASES[NAME].algorithm, whole, **options).history
-    np.testing.assert_allclose(found["objective"], history.last("objective")[0], rtol=1e-12)
-
-
 def test_a_lost_call_is_sent_again_and_a_lost_reply_costs_no_work(grid, tmp_path, expected, monkeypatch):
     seen, worked = [], []
     from fedstrata.deploy.flower import worker as workers
