@@ -143,14 +143,14 @@ def test_a_silent_superlink_at_the_end_is_an_error(app, flwr, link, capsys):
 
 def test_ctrl_c_says_that_the_run_continues(app, flwr, tmp_path):
     flwr(STARTED, "$(sleep 60)")
-    script = "import os, sys; from fedstrata.cli import deploy_run; from fedstrata.cli.main import main; "
+    script = "import os, signal, sys; from fedstrata.cli import deploy_run; from fedstrata.cli.main import main; "
+    script += "signal.signal(signal.SIGINT, signal.default_int_handler); "  # a job in the background ignores it
     script += "deploy_run.at = lambda server: dict(os.environ); sys.exit(main(['deploy', 'run']))"
     (tmp_path / "bin/flwr").write_text(f"#!/bin/sh\necho {STARTED}\nexec sleep 60\n")
     given = {**os.environ, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
     process = subprocess.Popen(
-        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=given,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )  # fmt: skip
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=given
+    )
     assert STARTED in process.stdout.readline()
     process.send_signal(signal.SIGINT)
     _, error = process.communicate(timeout=10)

@@ -270,6 +270,7 @@ def test_a_repeated_call_draws_new_noise_which_the_site_counts_and_remembers(tmp
     assert np.linalg.norm(replies[-1].arrays["x.tree"] - replies[-2].arrays["x.tree"]) > 0.1 * LOCAL.noise * CLIP
     assert site.privacy().exchanges == 2  # nothing is released before round 0
     kept = json.loads((tmp_path / "privacy.json").read_text())
+    assert len(kept.pop("sha256")) == 64
     assert kept == {"exchanges": {name: 2}, "noise": 0.5, "delta": 1e-5, "where": "sites"}
     resumed = Site(agreement, name, 1, DiskStore(tmp_path, name))
     resumed.answer(calls[-1])

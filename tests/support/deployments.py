@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import json
 import os
 import shutil
 import signal
@@ -16,7 +17,7 @@ import pytest
 from cases import CASES, START, task_of
 
 import fedstrata as fs
-from fedstrata.deploy.flower.local_federation import LocalFederation
+from fedstrata.deploy.flower.local_federation import LocalFederation, free_ports
 from fedstrata.deploy.policy import Policy
 
 SITES, PATIENCE = 3, 240
@@ -25,18 +26,20 @@ OPTIONS = {"params": START, "batch_size": 3}
 
 TASK = """
     from cases import START, task_of
-    from deployments import method
+    from deployments import data_of, method
     from fedstrata.deploy.flower import Deployment
 
-    algorithm = method("{name}")
+    import fedstrata as fs
+
+    algorithm = method("{name}", {changes})
     task = task_of(algorithm)
 
 
     def load(settings):
-        return task.federation.select([int(settings["number"])])
+        return data_of(task, settings)
 
 
-    options = {{"params": START, "batch_size": 3, "seed": 5}}
+    options = {{"params": START, "batch_size": 3, "seed": 5, {options}}}
     deployment = Deployment(task.problem, algorithm, load, {rounds}, {sites}, options, {quorum}, deadline={deadline})
 """
 PROJECT = """
@@ -48,12 +51,14 @@ PROJECT = """
     dependencies = []
     [tool.flwr.app]
     publisher = "tests"
+    fab-include = ["{package}/*.py"]
     [tool.flwr.app.components]
     serverapp = "{package}.server_app:app"
     clientapp = "{package}.client_app:app"
     [tool.flwr.app.config]
     run = "first"
     folder = "out"
+    new-code = false
 """
 APP = """
     from fedstrata.deploy.flower.{side}_app import {side}_app
@@ -62,20 +67,32 @@ APP = """
 """
 
 
-def method(name):
+def method(name, **changes):
     """The algorithm of a case, with few exchanges in a round: each takes seconds here."""
-    found = CASES[name].algorithm
-    return dataclasses.replace(found, terms=2) if name == "FedNest" else found
+    few = {"terms": 2} if name == "FedNest" else {}
+    return dataclasses.replace(CASES[name].algorithm, **few, **changes)
 
 
-def write_app(folder, package, name, rounds, client=APP, sites=SITES, quorum=1.0, deadline=120.0):
-    """An app that runs one of the cases."""
+def data_of(task, settings):
+    """A site's data; altered.json in its state folder may say by how much one value has changed."""
+    found = task.federation.select([int(settings["number"])])
+    altered = Path(settings["state"], "altered.json")
+    if altered.exists():
+        found["train"].examples["x"][2, 1] += json.loads(altered.read_text()).get("data", 0)
+    return found
+
+
+def write_app(
+    folder, package, name, rounds, client=APP, sites=SITES, quorum=1.0, deadline=120.0, changes="", options=""
+):
+    """An app that runs one of the cases; `changes` of its algorithm and `options` of the run are Python text."""
     home = folder / package
-    (home / package).mkdir(parents=True)
+    (home / package).mkdir(parents=True, exist_ok=True)
     write = lambda path, text, **given: path.write_text(textwrap.dedent(text).format(package=package, **given))
     write(home / "pyproject.toml", PROJECT)
     write(home / package / "__init__.py", "")
     words = {"name": name, "rounds": rounds, "sites": sites, "quorum": quorum, "deadline": deadline}
+    words |= {"changes": changes, "options": options}
     write(home / package / "task.py", TASK, **words)
     write(home / package / "server_app.py", APP, side="server")
     write(home / package / "client_app.py", client, side="client")
@@ -100,17 +117,25 @@ def loopback_only():
 
 
 @contextlib.contextmanager
-def federation(folder, app, secure=True, sites=SITES, policy=None):
-    """SuperLink and SuperNodes for an app, on loopback; their policies allow what any method sends."""
+def federation(folder, app, secure=True, sites=SITES, policy=None, relayed=None):
+    """SuperLink and SuperNodes for an app, on loopback; their policies allow what any method sends.
+
+    One site may connect through a relay, which is the process "relay".
+    """
     policy = policy or Policy(sites_at_least=min(3, sites), fields=("*",))
     given = {f"site-{i}": {"number": i} for i in range(sites)}
-    path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    here = Path(__file__).parent
+    path = os.pathsep.join([str(here), str(here / "altered"), *filter(None, [os.environ.get("PYTHONPATH")])])
     extra = {"PYTHONPATH": path, "JAX_ENABLE_X64": "1"}
-    with (
-        loopback_only() as prefix,
-        LocalFederation(app, folder / "home", given, secure=secure, extra=extra, prefix=prefix, policy=policy) as found,
-    ):
-        yield found
+    with loopback_only() as prefix:
+        found = LocalFederation(app, folder / "home", given, secure=secure, extra=extra, prefix=prefix, policy=policy)
+        if relayed:
+            [port], target = free_ports(1), found.server.address.rpartition(":")[2]
+            found.sites[relayed] = found.sites[relayed]._replace(server=f"127.0.0.1:{port}")
+            words = [*prefix, sys.executable, str(here / "relay.py"), str(port), target]
+            found.processes["relay"] = subprocess.Popen(words, start_new_session=True)
+        with found:
+            yield found
 
 
 def started(flower, folder):
@@ -145,11 +170,11 @@ def exchanges_in(kept):
     return reports.read_text().splitlines() if reports.exists() else []
 
 
-def simulated(name, rounds, sites=SITES):
+def simulated(name, rounds, sites=SITES, **options):
     algorithm = method(name)
     task = task_of(algorithm)
-    federation = task.federation.select(range(sites))
-    return fs.run(task.problem, algorithm, federation, rounds=rounds, seeds=[5], stationarity=False, **OPTIONS)
+    federation, options = task.federation.select(range(sites)), {**OPTIONS, **options}
+    return fs.run(task.problem, algorithm, federation, rounds=rounds, seeds=[5], stationarity=False, **options)
 
 
 def programs_or_skip():

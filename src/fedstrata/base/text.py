@@ -1,6 +1,7 @@
 """Texts from a peer, made safe for a line of a log or an error."""
 
 import re
+from collections.abc import Sequence
 
 # Controls, line and paragraph separators, marks and overrides of the writing direction, lone surrogates.
 _CONTROLS = re.compile("[\0-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufeff]")
@@ -37,3 +38,16 @@ def has_controls(text: str) -> bool:
     (False, True, True)
     """
     return _CONTROLS.search(text) is not None
+
+
+def listed(texts: Sequence[str], most: int = 10) -> str:
+    """The first of some texts, and how many others there are.
+
+    Args:
+        texts: any texts.
+        most: how many are listed.
+
+    >>> listed(["Ulm", "Bonn", "Kiel", "Jena"], most=2)
+    'Ulm, Bonn and 2 more'
+    """
+    return ", ".join(texts[:most]) + (f" and {len(texts) - most} more" if len(texts) > most else "")

@@ -48,8 +48,9 @@ _NEEDS |= {"check": "a site's .toml file", "site": "a site's .toml file", "unreg
 _MAY_HAVE = ("status", "clean")  # a site's .toml file
 _SHAPE = (
     '{"findings": [{"what", "good", "found"}]} for check, {"folder", "files"} for init and local, {"files"} for keys, '
-    '{"version"} for approve, {"run", "flower_run", "finished", "why", "files"} for run, {"run", "stopped", "state"} '
-    'for stop, {"runs", "nodes"} for status, {"site", "supernode", "worker", "runs"} for status of a site, '
+    '{"version"} for approve, {"run", "flower_run", "finished", "why", "files", "missing"} for run, '
+    '{"run", "stopped", "state"} for stop, {"runs", "nodes"} for status, '
+    '{"site", "supernode", "worker", "runs"} for status of a site, '
     '{"removed": true or false, "files": [{"path", "bytes", "why"}]} for clean, {"unregistered", "node"} for unregister'
 )
 

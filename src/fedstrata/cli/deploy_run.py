@@ -1,6 +1,7 @@
 """Runs of `fedstrata deploy`: started and watched, stopped; and the files of an app that its actions need."""
 
 import argparse
+import json
 import os
 import re
 import shlex
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import time
 import tomllib
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +53,7 @@ def run(options: argparse.Namespace) -> int:
             f"the checkpoints of run {name!r} were removed by `fedstrata deploy clean`: choose another --name"
         )
     private(folder)
+    reports = _Reports(folder / "reports.jsonl")
     try:
         number, last = _passed_on(command, given, folder / "run.log", sys.stderr if options.json else sys.stdout)
     except KeyboardInterrupt:
@@ -61,14 +64,43 @@ def run(options: argparse.Namespace) -> int:
         )
         return 130
     why = _why_unfinished(server, number, last, folder)
+    if why is not None and (silent := reports.last_missing()):
+        why += f"; in its last exchange, {silent}"
     files = [str(folder / file) for file in RESULTS if (folder / file).exists()]
     if options.json:
-        print_json({"run": name, "flower_run": number, "finished": why is None, "why": why, "files": files})
+        found = {"run": name, "flower_run": number, "finished": why is None, "why": why, "files": files}
+        print_json({**found, "missing": reports.missing()})
     elif why is None:
         _tell(folder, name)
+        for site, times in reports.missing().items():
+            print(f"missing:     {site}, in {times} of {len(reports.rows())} exchanges; the reports tell why")
     if why is not None:
         print(f"error: run {name!r} did not finish: {why}. Logs: {folder / 'run.log'}", file=sys.stderr)
     return 0 if why is None else 1
+
+
+class _Reports:
+    """The exchanges of a run since now."""
+
+    def __init__(self, file: Path):
+        self.file, self.begin = file, file.stat().st_size if file.exists() else 0
+
+    def rows(self) -> list[dict[str, Any]]:
+        if not self.file.exists():
+            return []
+        with self.file.open(errors="replace") as lines:
+            lines.seek(self.begin)
+            return [json.loads(line) for line in lines if line.endswith("\n")]
+
+    def missing(self) -> dict[str, int]:
+        """By site that did not reply in all exchanges: in how many."""
+        return dict(Counter(site for row in self.rows() for site in row["missing"]))
+
+    def last_missing(self) -> str:
+        """Who did not reply in the last exchange, and why; empty if all did."""
+        return "; ".join(
+            f"{site} did not reply: {why}" for row in self.rows()[-1:] for site, why in row["missing"].items()
+        )
 
 
 def _passed_on(command: list[str], given: dict[str, str], log: Path, out: Any) -> tuple[int | None, str]:

@@ -19,6 +19,7 @@ from fedstrata.data.sampling import Sampler, sampler
 from fedstrata.data.split import Split
 from fedstrata.data.validation import LARGEST, numbered
 from fedstrata.deploy.data_summary import DataSummary, differing_shapes
+from fedstrata.deploy.messages import BEGIN, EVALUATE, START, Stage
 from fedstrata.engine.checks import (
     check_counts,
     check_grid,
@@ -172,11 +173,19 @@ def with_data(agreement: Agreement, data: Federation) -> Agreement:
     Args:
         agreement: the common one.
         data: a federation of one client, the site.
+
+    Raises:
+        ValueError: the agreement knows fewer rows than there are. A mean over a part of the rows would reveal the rest.
     """
     zero = jnp.zeros((1,), jnp.int32)
 
     def on_device(name: str, bare: FlatSplit) -> FlatSplit:
         numbered(data[name].size, f"split {name!r}")
+        if data[name].size > bare.capacity:
+            raise ValueError(
+                f"split {name!r} has {data[name].size} rows, and no site of run {agreement.run!r} has more than "
+                f"{bare.capacity} by its agreement; agree again, with this site's own summary"
+            )
         # Programs look up a row even where none counts, so a split without rows has one of zeros.
         row = lambda a: jnp.asarray(a) if len(a) else jnp.zeros((1, *a.shape[1:]), a.dtype)
         examples = jax.tree.map(row, data[name].examples)
@@ -184,3 +193,26 @@ def with_data(agreement: Agreement, data: Federation) -> Agreement:
 
     splits = {name: on_device(name, bare) for name, bare in agreement.context.data.items()}
     return agreement._replace(context=agreement.context.with_data(splits))
+
+
+def has_stage(context: RoundContext, stage: Stage, after: Stage | None = None) -> bool:
+    """Whether a run has such a stage, after a site's earlier one.
+
+    Args:
+        context: of the run.
+        stage: of a call.
+        after: the stage from which the site continues.
+    """
+    if after is not None and not ((-1, BEGIN) <= after[:2] < stage[:2] and after.exchange >= 0):
+        return False
+    if stage.exchange == EVALUATE:
+        return stage == Stage(max(stage.round, 0), EVALUATE)
+    if stage.round < 0:
+        return stage in (Stage(-1, BEGIN), Stage(-1, START))
+    phases = context.algorithm.phases(context.problem)
+    if not (0 <= stage.phase < len(phases) and 0 <= stage.repetition < phases[stage.phase].repeat):
+        return False
+    before = [(phase.when, phase.repeat) for phase in phases[: stage.phase]]
+    before.append((phases[stage.phase].when, stage.repetition))
+    least = sum(repeat for when, repeat in before if when is None)  # the others may be left out
+    return least <= stage.exchange <= sum(repeat for _, repeat in before)

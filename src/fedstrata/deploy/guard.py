@@ -1,38 +1,28 @@
 """The guard of a site: it compares every call with the site's data, its policy and its log before anything runs."""
 
-import hashlib
 import math
-from typing import Any, NamedTuple
+from pathlib import Path
 
 import numpy as np
 
 from fedstrata.core.placement import field_of, placements
 from fedstrata.deploy.agreement import Agreement
 from fedstrata.deploy.data_summary import DataSummary
+from fedstrata.deploy.journal import Journal, digest
 from fedstrata.deploy.messages import EVALUATE, Message
-from fedstrata.deploy.policy import Policy, Refused
+from fedstrata.deploy.policy import FILE, REMEDY, Policy, Refused
 from fedstrata.deploy.site_log import SiteLog
+from fedstrata.deploy.state_files import DamagedFile
 from fedstrata.deploy.terms import Terms, count_keys
 from fedstrata.engine import initialise
 from fedstrata.engine.ledger import ledger_of
 
 SPARE = 1.25  # times the calls that a run needs: rounds may be repeated after a failure
 MOST_REPEATS = 10  # answers to the same call, on average
-MOST_LINES = 1000  # about refusals in one run, and about summaries: a flood of them does not fill the disk
-
-
-class Answered(NamedTuple):
-    """What a site has answered in one run."""
-
-    calls: set[str]  # hashes of different calls
-    evaluations: set[str]  # those of them that were evaluations
-    answers: int = 0  # repeated ones included
-    bytes: int = 0
-    refusals: int = 0
 
 
 class Guard:
-    """Decides what a site answers. What it has answered is read from the site's log, so a restart forgets nothing."""
+    """Decides what a site answers."""
 
     def __init__(self, policy: Policy, log: SiteLog):
         """A guard that continues where the log ends.
@@ -41,11 +31,25 @@ class Guard:
             policy: the site's.
             log: the site's.
         """
-        self.policy, self.log = policy, log
-        self.runs: dict[str, Answered] = {}
-        self.summaries = sum(line["kind"] == "summary" for line in log.lines)
-        for line in log.lines:
-            self._count(line)
+        self.policy, self.log, self.journal = policy, log, Journal(log)
+
+    def obey(self, kept: Policy | None, folder: Path) -> bool:
+        """Hold to this policy from now on, and write it down; returns whether it is another one than before.
+
+        Args:
+            kept: the policy in the site's folder; None: there is none.
+            folder: the site's state.
+
+        Raises:
+            DamagedFile: there was one, and the defaults may allow more.
+        """
+        last = self.journal.policy
+        if kept is None and last is not None and last["source"] == FILE:
+            raise DamagedFile(f"{self.log.site}: {folder / FILE} is missing; {REMEDY}")
+        before, self.policy = self.policy, kept or Policy()
+        entries = {n: list(v) if isinstance(v, tuple) else v for n, v in self.policy._asdict().items()}
+        self.journal.write_policy("defaults" if kept is None else FILE, entries)
+        return before != self.policy
 
     def check_terms(self, terms: Terms, own: DataSummary) -> None:
         """Refuse the terms of a run that contradict this site's data or its policy.
@@ -59,13 +63,15 @@ class Guard:
         """
         site, policy, listed = own.site, self.policy, terms.sites[terms.number(own.site)]
         if changed := listed.difference(own):
-            raise Refused(f"{site} refuses run {terms.run!r}: its terms contradict this site's data: {changed}")
+            raise Refused(
+                f"{site} refuses run {terms.run!r}: its terms contradict this site's data: {changed}; if the site has "
+                "changed, restore it; if not, the server must take the summary that the site sent"
+            )
         if not policy.allows_run(terms.run):
             names = ", ".join(policy.runs)
             raise Refused(f"{site} takes part in runs of other names ({names}); its owner may add {terms.run!r}")
-        begun = {line["run"] for line in self.log.lines if line["kind"] == "terms"}
-        if terms.run not in begun and len(begun) >= policy.runs_at_most:
-            raise Refused(f"{site} has taken part in {len(begun)} runs; its owner may raise runs_at_most")
+        if terms.run not in self.journal.agreed and len(self.journal.agreed) >= policy.runs_at_most:
+            raise Refused(f"{site} has taken part in {len(self.journal.agreed)} runs; its owner may raise runs_at_most")
         if (found := count_keys(terms.sites)) < policy.sites_at_least:
             raise Refused(
                 f"{site} takes part in runs of at least {policy.sites_at_least} sites, and {terms.run!r} has {found} "
@@ -89,8 +95,8 @@ class Guard:
         policy, context, size = self.policy, agreement.context, _bytes_of(agreement, terms.rounds)
         if size > policy.bytes:
             raise Refused(
-                f"{site} lets {policy.bytes / 1e6:,.1f} MB leave in a run, and {terms.run!r} would send "
-                f"{size / 1e6:,.1f} MB; its owner may raise bytes"
+                f"{site} lets {policy.bytes:,} bytes leave in a run, and {terms.run!r} would send {size:,}; its owner "
+                "may raise bytes"
             )
         places = placements(context.state)
         for field in sorted(_sent_fields(agreement)):
@@ -101,25 +107,31 @@ class Guard:
                     f"allow; its owner may add {field!r} to fields"
                 )
 
-    def check(self, terms: Terms, agreement: Agreement, call: Message) -> None:
+    def check(self, terms: Terms, agreement: Agreement, call: Message, kept: bool = False) -> None:
         """Refuse a call beyond the run's terms or this site's policy.
 
         Args:
             terms: of the run.
             agreement: of the run.
             call: the server's message.
+            kept: whether the reply to this call is still there, so that it is sent again without any work.
         """
-        site, policy, done = call.site, self.policy, self.answered(terms.run)
+        site, policy, done = self.log.site, self.policy, self.journal.answered(terms.run)
         for name, array in call.arrays.items():
-            if np.issubdtype(array.dtype, np.inexact) and not np.all(np.isfinite(np.asarray(array, np.float64))):
-                raise Refused(f"{site}: {name} has values that are not finite")
+            if array.dtype.kind not in "biu" and not np.all(np.isfinite(array)):
+                raise Refused(f"{site}: {name} has values that are not finite; a run that diverges needs smaller steps")
         if call.stage.round >= (terms.rounds + (call.stage.exchange == EVALUATE)):
-            raise Refused(f"{site}: the run has {terms.rounds} rounds, and this call is for round {call.stage.round}")
-        allowed = policy.parameters or _needed(terms, agreement)
-        if (new := digest(call) not in done.calls) and len(done.calls) >= allowed:
             raise Refused(
-                f"{site} has answered {len(done.calls)} different calls in run {terms.run!r}, and its policy allows "
-                f"{allowed}; its owner may raise parameters"
+                f"{site}: run {terms.run!r} has {terms.rounds} rounds by its terms, and this call is for round "
+                f"{call.stage.round}; a longer run needs new terms"
+            )
+        allowed, private = policy.parameters or _needed(terms, agreement), agreement.context.privacy
+        noisy = private is not None and private.where == "sites"
+        new = digest(call) not in done.calls or (noisy and not kept)
+        if new and (found := max(len(done.calls), len(done.replies) if noisy else 0)) >= allowed:
+            raise Refused(
+                f"{site} has answered {found} different calls in run {terms.run!r}, and its policy allows {allowed}; "
+                "its owner may raise parameters"
             )
         if new and call.stage.exchange == EVALUATE and len(done.evaluations) >= policy.evaluations:
             raise Refused(
@@ -127,84 +139,27 @@ class Guard:
                 "allows; its owner may raise evaluations"
             )
         if done.answers >= MOST_REPEATS * allowed:
-            raise Refused(f"{site} has answered {done.answers} calls in run {terms.run!r}, most of them repeated")
+            raise Refused(
+                f"{site} has answered {done.answers} calls in run {terms.run!r}, most of them repeated; its owner may "
+                "raise parameters"
+            )
 
     def check_bytes(self, run: str, site: str, reply: bytes) -> None:
         """Refuse to let a reply leave if the run's bytes are used up."""
-        done, limit = self.answered(run), self.policy.bytes
+        done, limit = self.journal.answered(run), self.policy.bytes
         if done.bytes + len(reply) > limit:
             raise Refused(
-                f"{site} has sent {done.bytes / 1e6:,.1f} MB in run {run!r}, and its policy allows "
-                f"{limit / 1e6:,.1f} MB; its owner may raise bytes"
+                f"{site} has sent {done.bytes:,} bytes in run {run!r}, and with this reply it would be more than the "
+                f"{limit:,} that its policy allows; its owner may raise bytes"
             )
-
-    def answered(self, run: str) -> Answered:
-        """What the site has answered in a run."""
-        return self.runs.get(run, Answered(set(), set()))
-
-    def write_summary(self, own: DataSummary) -> None:
-        """Write down that the summary of this site's data was sent."""
-        counts = self.summaries = self.summaries + 1
-        if counts <= MOST_LINES:
-            self.log.add("summary", way="out", counts=dict(own.counts), data=own.data, versions=dict(own.versions))
-
-    def write_terms(self, terms: Terms) -> None:
-        """Write down that the site takes part in a run under these terms."""
-        fixed, wanted = terms.digest(), [terms.rounds, terms.evaluations]
-        self._add(
-            "terms", run=terms.run, letter=fixed, sites=len(terms.sites), program=terms.program, wanted=wanted,
-            verdict="agreed",
-        )  # fmt: skip
-
-    def write_answer(self, call: Message, reply: Message, body: bytes) -> None:
-        """Write down an answer, before it leaves.
-
-        Args:
-            call: the server's message.
-            reply: the site's.
-            body: the reply in bytes.
-        """
-        fields: dict[str, int] = {}
-        for name, array in reply.arrays.items():
-            field = name.replace("[", ".").partition(".")[0]
-            fields[field] = fields.get(field, 0) + array.nbytes
-        self._add(
-            "answer", run=call.run, stage=list(call.stage), way="out", call=digest(call), bytes=len(body),
-            letter=hashlib.sha256(body).hexdigest(), fields=fields, verdict="sent",
-        )  # fmt: skip
-
-    def write_refusal(self, run: str, stage: Any, why: str) -> None:
-        """Write down that a call was refused; a flood of them is not written line by line."""
-        if self.answered(run).refusals < MOST_LINES:
-            self.log.refused(run, stage, why)
-            self._count(self.log.lines[-1])
-
-    def _add(self, kind: str, **entries: Any) -> None:
-        self._count(self.log.add(kind, **entries))
-
-    def _count(self, line: dict[str, Any]) -> None:
-        run = line.get("run")
-        if run is None:
-            return
-        done = self.runs.setdefault(run, Answered(set(), set()))
-        if line["kind"] == "refused":
-            self.runs[run] = done._replace(refusals=done.refusals + 1)
-        elif line["kind"] == "answer":
-            done.calls.add(line["call"])
-            if line["stage"][1] == EVALUATE:
-                done.evaluations.add(line["call"])
-            self.runs[run] = done._replace(answers=done.answers + 1, bytes=done.bytes + line["bytes"])
-
-
-def digest(call: Message) -> str:
-    """A hash of a call. The same question twice has the same hash, and the same answer."""
-    return hashlib.sha256(call.encode()).hexdigest()
 
 
 def _sent_fields(agreement: Agreement) -> set[str]:
     context = agreement.context
     sent = {field_of(path) for exchange in context.exchanges for path in exchange.sends}
-    return sent | {field_of(path) for path in initialise.sent_at_start(agreement.started())}
+    started = agreement.started()
+    twice = initialise.pools(started) if initialise.starts_twice(started.algorithm) else ()
+    return sent | {field_of(path) for path in (*initialise.sent_at_start(started), *twice)}
 
 
 def _needed(terms: Terms, agreement: Agreement) -> int:

@@ -5,13 +5,19 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple, TypeVar
 
 from fedstrata.base.text import one_line
-from fedstrata.deploy.messages import EVALUATE, Message, Stage
+from fedstrata.deploy.messages import EVALUATE, Message, NotFinite, Stage
 
 T = TypeVar("T")
 
 MOST_OFFENCES = 3  # malformed replies of a site, after which it is not called any more
 
 log = logging.getLogger("fedstrata")
+
+
+def described(error: Exception) -> str:
+    """What was wrong with a reply: our own words, or the kind of an error that came from elsewhere."""
+    words = str(error)
+    return words if words and isinstance(error, ValueError) else f"{type(error).__name__}: {words}"
 
 
 class Malformed(NamedTuple):
@@ -42,7 +48,8 @@ class Report(NamedTuple):
 class Caller:
     """Calls sites over a link. Whatever a reply holds, it is a valid one or its site is missing, with the reason.
 
-    A site that sends malformed replies is quarantined: after three of them it is not called any more.
+    A site that sends malformed replies is quarantined: after three of them it is not called any more. Numbers that are
+    not finite are no offence: they may be the result of what others sent.
     """
 
     def __init__(self, link: Link):
@@ -52,7 +59,8 @@ class Caller:
             link: carries the calls.
         """
         self.link = link
-        self.offences: dict[str, list[str]] = {}  # by site name: what was wrong
+        self.offences: dict[str, int] = {}  # by site name: malformed replies
+        self._out: dict[str, str] = {}  # by name of a site that is not called any more: the reason
 
     def collect(
         self, stage: Stage, calls: Mapping[int, Message], read: Callable[[Message], T]
@@ -74,9 +82,10 @@ class Caller:
                 try:
                     received[i] = read(_matching(call, reply))
                     continue
+                except NotFinite as error:
+                    reply = str(error)
                 except Exception as error:  # of any kind: what a site sends must not end the run
-                    own = isinstance(error, ValueError)
-                    reply = Malformed(str(error) if own else f"{type(error).__name__}: {error}")
+                    reply = Malformed(described(error))
             missing[call.site] = self._offence(call.site, reply) if isinstance(reply, Malformed) else one_line(reply)
         report = Report(stage, tuple(calls[i].site for i in received), missing)
         if missing:
@@ -85,15 +94,23 @@ class Caller:
 
     def quarantined(self, site: str) -> str:
         """Why a site is not called any more; empty if it is."""
-        found = self.offences.get(site, [])
-        few = len(found) < MOST_OFFENCES
-        return "" if few else f"quarantined after {len(found)} malformed replies, the last: {found[-1]}"
+        return self._out.get(site, "")
+
+    def expel(self, site: str, why: str) -> None:
+        """Call a site no more.
+
+        Args:
+            site: its name.
+            why: what it has done.
+        """
+        self._out[site] = f"quarantined {one_line(why)}"
+        log.error("%s is %s", site, self._out[site])
 
     def _offence(self, site: str, reply: Malformed) -> str:
         why = one_line(reply.why)
-        self.offences.setdefault(site, []).append(why)
-        if self.quarantined(site):
-            log.error("%s is quarantined: it has sent %d malformed replies", site, MOST_OFFENCES)
+        self.offences[site] = self.offences.get(site, 0) + 1
+        if self.offences[site] == MOST_OFFENCES:
+            self.expel(site, f"after {MOST_OFFENCES} malformed replies, the last: {why}")
         return f"malformed reply: {why}"
 
 

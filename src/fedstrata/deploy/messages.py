@@ -33,6 +33,10 @@ BEGIN, START = 0, 1  # the exchanges of round −1, which prepares round 0
 EVALUATE = -2  # an exchange that changes no state; its round is the number of finished rounds
 
 
+class NotFinite(ValueError):
+    """Numbers of a well-formed reply that cannot be used. An honest site may send them, if the run diverges."""
+
+
 class Stage(NamedTuple):
     """One exchange of a run. Stages are ordered by (round, exchange); round −1 comes before round 0."""
 

@@ -1,17 +1,17 @@
 """A site's policy: which runs it takes part in, and how much may leave it. Only its owner writes it."""
 
-import json
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedstrata.base.errors import unknown
-from fedstrata.base.files import replacing
+from fedstrata.deploy import state_files
 
 MEANS = "means"  # in `fields`: all fields that are merged by a mean
 ANY = "*"  # in `fields`: all that the method sends, rows included
 FILE = "policy.json"  # in a site's state folder, written when the site starts
+REMEDY = "start the site again (`fedstrata deploy site`), which writes it from the site's own file"
 
 
 class Refused(ValueError):
@@ -59,16 +59,21 @@ class Policy(NamedTuple):
         return cls(**found)
 
     @classmethod
-    def kept_in(cls, folder: Path) -> "Policy":
-        """The policy in a site's state folder; the defaults if there is none."""
-        path = folder / FILE
-        return cls.of(json.loads(path.read_text()), str(path)) if path.exists() else cls()
+    def kept_in(cls, folder: Path) -> "Policy | None":
+        """The policy in a site's state folder; None if there is none.
+
+        Raises:
+            DamagedFile: it cannot be read.
+        """
+        found = state_files.read_json(folder / FILE, REMEDY)
+        try:
+            return None if found is None else cls.of(found, str(folder / FILE))
+        except ValueError as error:
+            raise state_files.DamagedFile(f"{error}; {REMEDY}") from None
 
     def keep_in(self, folder: Path) -> None:
         """Write the policy into a site's state folder, for the process that answers."""
-        with replacing(folder / FILE) as part:
-            part.write_text(json.dumps(self._asdict()))
-        (folder / FILE).chmod(0o600)
+        state_files.write_json(folder / FILE, self._asdict())
 
     def allows_field(self, field: str, merge: str | None) -> bool:
         """Whether a field may leave.

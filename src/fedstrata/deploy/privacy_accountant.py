@@ -1,6 +1,5 @@
 """The noise of a deployed run, and a count of the releases of every site's changes."""
 
-import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -8,11 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
-from fedstrata.base.files import replacing
 from fedstrata.base.gaussian import floor_gaussian
 from fedstrata.core.grid import Grid, Noise
+from fedstrata.deploy import state_files
 from fedstrata.deploy.messages import Stage
 from fedstrata.engine.privacy import Privacy, Spent, noise_key
+
+FILE = "privacy.json"
+REMEDY = "without it nobody knows how much privacy is spent: restore it from a copy, or start a new run"
 
 
 class PrivacyAccountant:
@@ -34,20 +36,36 @@ class PrivacyAccountant:
         self.counts: dict[str, int] = {}  # by site: the released means that it is part of
         self.file: Path | None = None
 
-    def keep_in(self, folder: Path, counts: Mapping[str, int] | None = None) -> None:
+    def keep_in(self, folder: Path, counts: Mapping[str, int] | None = None, begun: bool = False) -> None:
         """Keep the counts in a file from now on; the largest count of a site is the one that continues.
 
         Args:
             folder: of the file.
             counts: from a checkpoint.
+            begun: whether the run has begun, so that there must be a file.
+
+        Raises:
+            DamagedFile: it is missing or damaged.
         """
         if self.privacy is None:
             return
-        self.file = folder / "privacy.json"
-        written = json.loads(self.file.read_text())["exchanges"] if self.file.exists() else {}
-        sources = (self.counts, written, counts or {})
+        self.file = folder / FILE
+        written = self._written(self.file)
+        if written is None and (begun or counts is not None):
+            raise state_files.DamagedFile(f"{self.file} is missing; {REMEDY}")
+        sources = (self.counts, written or {}, counts or {})
         names = dict.fromkeys(name for source in sources for name in source)
         self.counts = {name: max(source.get(name, 0) for source in sources) for name in names}
+        if written is None:
+            self._write(self.privacy)  # from now on its absence tells that something was lost
+
+    def _written(self, file: Path) -> Mapping[str, int] | None:
+        if (found := state_files.read_json(file, REMEDY)) is None:
+            return None
+        counts = found.get("exchanges")
+        if not isinstance(counts, dict) or not all(type(count) is int and count >= 0 for count in counts.values()):
+            raise state_files.DamagedFile(f"{file} is damaged (it has no counts); {REMEDY}")
+        return counts
 
     def noise_for(self, stage: Stage, sites: Iterable[str], released: bool, grid: Grid | None) -> Noise | None:
         """The noise of an exchange, which is counted; None without a grid, and if the run is not private.
@@ -72,8 +90,7 @@ class PrivacyAccountant:
     def _write(self, privacy: Privacy) -> None:
         if self.file is not None:
             settings = {"noise": privacy.noise, "delta": privacy.delta, "where": privacy.where}
-            with replacing(self.file) as part:
-                part.write_text(json.dumps({"exchanges": self.counts, **settings}, indent=2))
+            state_files.write_json(self.file, {"exchanges": self.counts, **settings})
 
     def spent(self) -> Spent | None:
         """The privacy spent by the site that took part in the most releases; None if the run is not private."""

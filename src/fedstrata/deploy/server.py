@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
+from fedstrata.base.text import listed
 from fedstrata.core.algorithm import Cohort
 from fedstrata.core.grid import Grid, Noise
 from fedstrata.core.memory import Pool
@@ -18,6 +19,7 @@ from fedstrata.deploy.agreement import Agreement
 from fedstrata.deploy.evaluation.request import Reply, Request
 from fedstrata.deploy.evaluation.summary import Summary, summarise
 from fedstrata.deploy.link import Caller, Link, Report
+from fedstrata.deploy.magnitudes import check_magnitudes, largest, no_longer_finite
 from fedstrata.deploy.messages import BEGIN, EVALUATE, START, Message, Stage, pack, unpack
 from fedstrata.deploy.privacy_accountant import PrivacyAccountant
 from fedstrata.deploy.secure_sum import SecureSum, check_secure, weights_at, with_dtype
@@ -31,6 +33,7 @@ from fedstrata.engine.server import broadcast
 from fedstrata.engine.visibility import show_server
 
 POOLS = "pools"  # the prefix of the first pools' names in a checkpoint
+OUTLIER = 1e6  # a site whose numbers are so many times as large as all others' has broken a state that is not finite
 
 Sent = dict[int, dict[str, Any]]  # by site number: fields by path
 
@@ -46,6 +49,10 @@ class ServerState(NamedTuple):
 
 class QuorumError(RuntimeError):
     """Too few sites replied."""
+
+
+class DivergedError(RuntimeError):
+    """The server's state is no longer finite. It is not used: the state before the round stays valid."""
 
 
 class Server:
@@ -80,6 +87,7 @@ class Server:
         check_secure(agreement, secure)
         self.agreement, self.names, self.quorum, self.on_report = agreement, names, quorum, on_report
         self.caller = Caller(link)
+        self.missing: Mapping[str, str] = {}  # in the last exchange, by site: the reason
         self.context = agreement.started()
         self.algorithm, self.problem = self.context.algorithm, self.context.problem
         self.phases = self.algorithm.phases(self.problem)
@@ -90,7 +98,7 @@ class Server:
         """The state before round 0: every site prepares its fields, and their starts are merged where needed."""
         sites, stage, starts = list(range(len(self.names))), Stage(-1, BEGIN), initialise.sent_at_start(self.context)
         sent = self._call(sites, stage, {}, {}, starts)
-        self._check_quorum(list(sent), len(sites), stage)  # a site without a start could never take part
+        self._check_start(sent)
         if not self.algorithm.merge_at_init:
             shared = initialise.blank(self.context, self.context.cohort_size)
             return ServerState(0, shared, dict.fromkeys(sent, stage))
@@ -100,10 +108,11 @@ class Server:
         rows, summed = self._reveal(stage, sent, reference)
         noise = self._noise(stage, sites, starts)
         merged = merge_starts(self.agreement, empty, stack(rows, sites), everyone, noise, summed)
+        self._check_finite(stage, sent, empty, merged)
         if initialise.starts_twice(self.algorithm):
             stage, fields = Stage(-1, START), initialise.received_at_start(merged)
             sent = self._call(sites, stage, fields, {}, initialise.pools(self.context))
-            self._check_quorum(list(sent), len(sites), stage)
+            self._check_start(sent)
             merged = pool_again(self.agreement, empty, merged, stack(sent, sites), everyone)
         start = initialise.narrowed(self.context, merged, everyone)
         return ServerState(0, start.shared, dict.fromkeys(sent, stage), start.first_round_starts)
@@ -117,6 +126,7 @@ class Server:
 
         Raises:
             QuorumError: too few sites replied; `now` stays valid, and the round can be repeated.
+            DivergedError: the state is not finite; likewise. A site that has caused it is called no more.
         """
         cohort, shared, done = self.cohort(now.round), now.shared, 0
         ids, here = [int(i) for i in np.asarray(cohort.ids)], [bool(p) for p in np.asarray(cohort.present)]
@@ -136,7 +146,9 @@ class Server:
                 rows, summed = self._reveal(stage, sent, reference)
                 noise = self._noise(stage, list(sent), exchange.sends)
                 given = {"reference": reference, "noise": noise, "merged_already": summed}
-                shared = merge_and_step(self.agreement, exchange, shared, stack(rows, ids), cohort, **given)
+                merged = merge_and_step(self.agreement, exchange, shared, stack(rows, ids), cohort, **given)
+                self._check_finite(stage, sent, shared, merged)
+                shared = merged
                 done += 1
         last = dict.fromkeys(left, Stage(now.round, done - 1)) if done else {}  # a round may have no exchange
         pools = now.pools if now.round + 1 < initialise.first_rounds(now.pools) else {}
@@ -144,10 +156,33 @@ class Server:
 
     def _check_quorum(self, left: list[int], needed: int, stage: Stage) -> None:
         if len(left) < needed:
+            why = listed([f"{name}: {why}" for name, why in self.missing.items()], 3)
             raise QuorumError(
                 f"round {stage.round}, phase {stage.phase}: {len(left)} sites replied, and {needed} must; the state "
-                "is that before this round"
+                f"is that before this round ({why})"
             )
+
+    def _check_start(self, sent: Sent) -> None:
+        """A site without a start could never take part."""
+        if len(sent) < len(self.names):
+            why = listed([f"{name}: {why}" for name, why in self.missing.items()], 3)
+            raise QuorumError(
+                f"the run cannot begin: {len(sent)} of {len(self.names)} sites have prepared their start ({why}); put "
+                "the others right, or start a run without them (another --name)"
+            )
+
+    def _check_finite(self, stage: Stage, sent: Sent, before: Any, after: Any) -> None:
+        """Refuse a state that is not finite, and quarantine the site whose numbers stand out, if there is one."""
+        if not (name := no_longer_finite(before, after)):
+            return
+        sizes = sorted(((largest(fields), i) for i, fields in sent.items()), reverse=True)
+        worst = listed([f"{self.names[i]} up to {size:.1e}" for size, i in sizes], 3)
+        if len(sizes) > 1 and sizes[0][0] > OUTLIER * sizes[1][0]:
+            self.caller.expel(self.names[sizes[0][1]], f"because the merged state is not finite; sites sent: {worst}")
+        raise DivergedError(
+            f"round {stage.round}, phase {stage.phase}: {name} of the merged state is not finite; sites sent values: "
+            f"{worst}; the state is that before this round. If no site is wrong, start a run with smaller steps"
+        )
 
     def _first_reference(self) -> Any:
         return None if self.context.privacy is None else first_reference(self.context.template)
@@ -278,13 +313,12 @@ class Server:
         message = lambda i: Message(self.agreement.run, stage, self.names[i], arrays, after.get(i), pools or None)
         calls = {i: message(i) for i in sites}
         received, report = self.caller.collect(stage, calls, lambda reply: self._fields(reply, wanted))
+        self.missing = report.missing
         self.on_report(report)
         return received
 
     def _fields(self, reply: Message, wanted: tuple[str, ...]) -> dict[str, Any]:
         """The fields of a reply; a ValueError if it is invalid."""
         fields = unpack(reply.arrays, self.reply_like, wanted)
-        for name, array in reply.arrays.items():
-            if np.issubdtype(array.dtype, np.inexact) and not np.all(np.isfinite(array)):
-                raise ValueError(f"{name} has values that are not finite")
+        check_magnitudes(reply.arrays)
         return fields

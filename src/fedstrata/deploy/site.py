@@ -13,12 +13,12 @@ from fedstrata.base.clock import domain
 from fedstrata.core.grid import Noise
 from fedstrata.core.placement import Hidden, field_of, select
 from fedstrata.data.federation import Federation
-from fedstrata.deploy.agreement import Agreement
+from fedstrata.deploy.agreement import Agreement, has_stage
 from fedstrata.deploy.evaluation import request
-from fedstrata.deploy.messages import BEGIN, EVALUATE, START, Message, Stage, pack, unpack
+from fedstrata.deploy.messages import BEGIN, EVALUATE, Message, Stage, pack, unpack
 from fedstrata.deploy.privacy_accountant import PrivacyAccountant
 from fedstrata.deploy.secure_sum import SecureSum, check_secure, digest, split, weights_at
-from fedstrata.deploy.site_store import SiteStore
+from fedstrata.deploy.site_store import DiskStore, SiteStore
 from fedstrata.engine import initialise
 from fedstrata.engine.client import Client, kept_fields, run_client
 from fedstrata.engine.codec import from_named_arrays
@@ -44,6 +44,7 @@ class Site:
         tells: request.Tells | None = None,
         secure: SecureSum | None = None,
         noise_key: PRNGKeyArray | None = None,
+        begun: bool = False,
     ):
         """A site that has not been called yet, or one that resumes from its store.
 
@@ -58,6 +59,7 @@ class Site:
                 but "nothing" in a private run or with a secure sum, which do not protect evaluations.
             secure: conceals this site's part of every mean.
             noise_key: of the noise that sites add in a private run; None: noise from the operating system's generator.
+            begun: whether the site has answered in this run; then its count of spent privacy must be in the store.
         """
         check_secure(agreement, secure)
         self.agreement, self.name, self.number, self.store = agreement, name, number, store
@@ -68,8 +70,9 @@ class Site:
         self.first_round_starts = initialise.own_fields(self.context, agreement.key)
         self.local_fields = local_fields(self.context.state)
         self.accountant = PrivacyAccountant(self.context.privacy, noise_key)  # of what leaves with this site's noise
-        if (folder := getattr(store, "folder", None)) is not None:
-            self.accountant.keep_in(folder)
+        privacy = self.context.privacy
+        if isinstance(store, DiskStore) and privacy is not None and privacy.where == "sites":
+            self.accountant.keep_in(store.folder, begun=begun or bool(store.stages()))
 
     def answer(self, call: Message) -> Message:
         """The reply to a call of the server. A call that fails leaves the store unchanged.
@@ -84,7 +87,10 @@ class Site:
             raise ValueError(
                 f"{self.name}: this call is for {call.site!r} in run {call.run!r}, not {self.agreement.run!r}"
             )
-        self._check_stage(call.stage)
+        if not has_stage(self.context, call.stage, call.after):
+            after = "" if call.after is None else f" after {tuple(call.after)}"
+            method = type(self.context.algorithm).__name__
+            raise ValueError(f"{self.name}: {method} has no stage {tuple(call.stage)}{after}")
         if call.stage.exchange == EVALUATE:
             return Message(call.run, call.stage, self.name, self._evaluate(call))
         if call.stage.round < 0:
@@ -98,19 +104,6 @@ class Site:
         self.store.write(call.stage, pack(kept)[0])
         self.store.keep(stages)
         return Message(call.run, call.stage, self.name, arrays)
-
-    def _check_stage(self, stage: Stage) -> None:
-        """Refuse a stage that no run of this algorithm has."""
-        exchanges, most = self.context.exchanges, sum(exchange.repeat for exchange in self.context.exchanges)
-        if stage.exchange == EVALUATE:
-            good = stage.round >= 0
-        elif stage.round < 0:
-            good = stage.round == -1 and stage.exchange in (BEGIN, START)
-        else:
-            good = 0 <= stage.exchange < most and 0 <= stage.phase < len(exchanges)
-            good = good and 0 <= stage.repetition < exchanges[stage.phase].repeat
-        if not good:
-            raise ValueError(f"{self.name}: {type(self.context.algorithm).__name__} has no stage {tuple(stage)}")
 
     def _concealed(self, call: Message, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """What leaves the site: with a secure sum, its part of every mean is concealed."""

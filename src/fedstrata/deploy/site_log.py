@@ -4,6 +4,8 @@ A line that was changed, left out or moved breaks the chain (`broken`). Lines cu
 keeps the last hash yet. The log holds names, sizes, hashes and times, and no values of data.
 """
 
+import contextlib
+import errno
 import fcntl
 import hashlib
 import json
@@ -13,10 +15,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from fedstrata.base.text import one_line
-
 FILE = "log.jsonl"  # in a site's state folder
 FIRST = "0" * 64  # in place of a hash before the first line
+LONGEST = 2**16  # bytes of a line that a crash cut short
+REMEDY = "find out who did it. To begin a new log, move the file away"
 
 
 class SiteLogError(RuntimeError):
@@ -35,45 +37,59 @@ class SiteLog:
         """
         self.path, self.site = path, site
         try:
-            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
+        except OSError as error:
+            why = "it is a link" if error.errno == errno.ELOOP else error.strerror
+            raise SiteLogError(f"{site}: cannot write its log {path}: {why}; move away what is there") from error
+        try:
             os.fchmod(self._file, 0o600)
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            data = path.read_bytes()
+            whole, end, torn = data.rpartition(b"\n")
+            if torn and _read(torn) is not None:  # only the end of the line was not written
+                os.write(self._file, b"\n")
+                whole, end, torn = data, b"", b""
+            self.lines = list(_checked(whole + end, path, site))
+            self._last = self.lines[-1]["hash"] if self.lines else FIRST
+            if torn:
+                if not _begun(torn):
+                    raise SiteLogError(f"{site}: the end of {path} is not a line that this site began; {REMEDY}")
+                os.ftruncate(self._file, len(whole + end))
+                self.add("torn", letter=hashlib.sha256(torn).hexdigest())
         except BlockingIOError:
+            os.close(self._file)
             raise SiteLogError(f"{site}: another process writes {path}; stop it first") from None
-        except OSError as error:
-            raise SiteLogError(f"{site}: cannot write its log {path}: {error.strerror}") from error
-        data = path.read_bytes()
-        whole = data[: data.rfind(b"\n") + 1]
-        self.lines = [json.loads(line) for line in _checked(whole, path, site)]
-        self._last = self.lines[-1]["hash"] if self.lines else FIRST
-        if torn := data[len(whole) :]:
-            os.ftruncate(self._file, len(whole))
-            self.add("torn", letter=hashlib.sha256(torn).hexdigest())
+        except BaseException:
+            os.close(self._file)
+            raise
 
     def add(self, kind: str, **entries: Any) -> dict[str, Any]:
         """Write a line; it is on the disk when this returns.
 
         Args:
-            kind: what happened: summary, terms, answer, refused, torn.
+            kind: what happened: policy, summary, terms, answer, refused, torn.
             entries: further entries of the line.
+
+        Raises:
+            SiteLogError: the disk does not take it; the log is as before.
         """
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
         line = {"n": len(self.lines), "time": now, "prev": self._last, "kind": kind, "site": self.site, **entries}
         line["hash"] = line_hash(line)
+        text, size = _text(line) + b"\n", os.fstat(self._file).st_size
         try:
-            os.write(self._file, _text(line) + b"\n")
+            if os.write(self._file, text) < len(text):  # a disk that is almost full takes a part
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             os.fsync(self._file)
         except OSError as error:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._file, size)
             raise SiteLogError(
-                f"{self.site}: cannot write its log {self.path}: {error.strerror}; nothing was answered"
+                f"{self.site}: cannot write its log {self.path}: {error.strerror}; nothing was answered: make room"
             ) from error
         self.lines.append(line)
         self._last = line["hash"]
         return line
-
-    def refused(self, run: str, stage: Any, why: str) -> None:
-        """Write down that a call was refused."""
-        self.add("refused", run=one_line(run, 128), stage=stage, way="in", why=one_line(why), verdict="refused")
 
     def close(self) -> None:
         """Let another process write the log."""
@@ -88,27 +104,40 @@ def line_hash(line: Mapping[str, Any]) -> str:
 def broken(path: Path) -> str:
     """What is wrong with a log, in words, with the number of the first bad line; empty if its chain is whole."""
     try:
-        list(_checked(path.read_bytes(), path, path.parent.name))
-    except SiteLogError as error:
+        for _ in _checked(path.read_bytes(), path, path.parent.name):
+            pass
+    except (SiteLogError, OSError) as error:
         return str(error)
     return ""
 
 
-def _checked(data: bytes, path: Path, site: str) -> Iterator[bytes]:
+def _checked(data: bytes, path: Path, site: str) -> Iterator[dict[str, Any]]:
     last = FIRST
     for number, text in enumerate(data.splitlines()):
-        try:
-            line = json.loads(text)
-            good = line["n"] == number and line["prev"] == last and line["hash"] == line_hash(line)
-            last = line["hash"]
-        except (ValueError, KeyError, TypeError):
-            good = False
-        if not good:
-            raise SiteLogError(
-                f"{site}: line {number + 1} of {path} was changed, moved or left out; find out who did it. To begin a "
-                "new log, move the file away"
-            )
-        yield text
+        line = _read(text)
+        if line is None or line["n"] != number or line["prev"] != last:
+            raise SiteLogError(f"{site}: line {number + 1} of {path} was changed, moved or left out; {REMEDY}")
+        last = line["hash"]
+        yield line
+
+
+def _read(text: bytes) -> dict[str, Any] | None:
+    """A line with its own hash; None if it has been changed."""
+    try:
+        line = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    whole = isinstance(line, dict) and line.keys() >= {"n", "prev", "kind", "hash"}
+    return line if whole and line["hash"] == line_hash(line) and _text(line) == text else None
+
+
+def _begun(torn: bytes) -> bool:
+    """Whether this may be the beginning of a line: an object without its end."""
+    try:
+        json.JSONDecoder().raw_decode(torn.decode())
+    except (ValueError, RecursionError):
+        return torn.startswith(b"{") and torn.isascii() and len(torn) <= LONGEST
+    return False
 
 
 def _text(line: Mapping[str, Any]) -> bytes:

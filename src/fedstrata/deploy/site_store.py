@@ -1,5 +1,6 @@
 """The store of a site's fields: on disk, one file with a checksum per stage, readable by its owner only."""
 
+import contextlib
 import hashlib
 import re
 from collections.abc import Mapping
@@ -10,8 +11,10 @@ import numpy as np
 
 from fedstrata.base.files import replacing
 from fedstrata.deploy.messages import Stage
+from fedstrata.deploy.state_files import DamagedFile, read_bytes
 from fedstrata.engine.codec import decode, encode
 
+REMEDY = "restore it from a copy, or start a new run"
 MOST = 2**40  # bytes of a stage: 1 TiB. A site's memory of its rows never travels, and may be larger than a message
 
 
@@ -27,7 +30,10 @@ class SiteStore(Protocol):
         ...
 
     def keep(self, stages: set[tuple[int, int]]) -> None:
-        """Delete all other stages, given as (round, exchange)."""
+        """Delete all other stages before the last of these, given as (round, exchange).
+
+        Later ones stay: they are there if an old call was received again.
+        """
         ...
 
 
@@ -54,40 +60,44 @@ class DiskStore:
 
     def stages(self) -> list[tuple[int, int]]:
         """The stages that are stored, in order, as (round, exchange)."""
-        names = (path.stem.split("_") for path in self.folder.glob("*_*.state"))
-        return sorted((int(round), int(exchange)) for round, exchange in names)
+        names = (re.fullmatch(r"(-?\d{1,10})_(\d{1,10})\.state", path.name) for path in self.folder.glob("*.state"))
+        return sorted((int(name[1]), int(name[2])) for name in names if name)  # a crash may leave other files behind
 
     def read(self, stage: Stage) -> Mapping[str, np.ndarray]:
         """The arrays of a stage; a SiteStoreError if they are missing or damaged."""
         path = self._path(*stage[:2])
         try:
-            data = path.read_bytes()
-        except FileNotFoundError:
+            data = read_bytes(path, REMEDY)
+        except DamagedFile as error:
+            raise SiteStoreError(f"{self.site}: {error}") from None
+        if data is None:
             stored = ", ".join(map(str, self.stages())) or "none"
             raise SiteStoreError(
                 f"{self.site}: the server resumes from stage {stage[:2]} of (round, exchange), which is not in "
                 f"{self.folder} (stored: {stored}); restore the folder, or start a new run"
-            ) from None
+            )
         if hashlib.sha256(memoryview(data)[32:]).digest() != data[:32]:
-            raise SiteStoreError(f"{self.site}: {path} is damaged; restore it from a copy, or start a new run")
+            raise SiteStoreError(f"{self.site}: {path} is damaged; {REMEDY}")
         return decode(memoryview(data)[32:], MOST)
 
     def write(self, stage: Stage, arrays: Mapping[str, np.ndarray]) -> None:
         """Write the file of a stage; a SiteStoreError if the disk refuses it."""
-        data = encode(arrays, MOST)
+        data, target = encode(arrays, MOST), self._path(*stage[:2])
         try:
-            with replacing(self._path(*stage[:2])) as path:
+            with replacing(target) as path:
                 path.write_bytes(hashlib.sha256(data).digest() + data)
         except OSError as error:
             raise SiteStoreError(
-                f"{self.site}: cannot write {len(data) / 1e6:.1f} MB to {self.folder}: {error.strerror}; its state "
-                "has not changed"
+                f"{self.site}: cannot write {len(data) / 1e6:.1f} MB to {target}: {error.strerror}; its state has not "
+                "changed: make room, or move away what is there, and the next call is answered"
             ) from error
 
     def keep(self, stages: set[tuple[int, int]]) -> None:
-        """Delete the files of all other stages."""
+        """Delete the files of all other stages before the last of these."""
         for stage in set(self.stages()) - stages:
-            self._path(*stage).unlink(missing_ok=True)
+            if stage < max(stages):
+                with contextlib.suppress(OSError):  # what is no file is reported when it is read
+                    self._path(*stage).unlink()
 
     def _path(self, round: int, exchange: int) -> Path:
         return self.folder / f"{round}_{exchange}.state"
@@ -108,8 +118,8 @@ class MemoryStore:
         self.stored[stage[:2]] = encode(arrays, MOST)
 
     def keep(self, stages: set[tuple[int, int]]) -> None:
-        """Delete all other stages."""
-        self.stored = {stage: data for stage, data in self.stored.items() if stage in stages}
+        """Delete all other stages before the last of these."""
+        self.stored = {at: data for at, data in self.stored.items() if at in stages or at > max(stages)}
 
 
 def run_folder(run: str) -> str:

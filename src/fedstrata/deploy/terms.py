@@ -56,8 +56,9 @@ class Terms(NamedTuple):
             if not isinstance(found[name], int) or isinstance(found[name], bool) or not 0 <= found[name] < 2**31:
                 raise ValueError(f"the terms of a run: {name} must be a whole number ≥ 0")
         check_name(found["run"])
-        if not isinstance(found["program"], str) or len(found["program"]) > LONGEST_NAME:
-            raise ValueError("the terms of a run: program must be a short text")
+        program = found["program"]
+        if not isinstance(program, str) or len(program) > LONGEST_NAME or not program.isprintable():
+            raise ValueError("the terms of a run: program must be a short printable text")
         if not isinstance(found["sites"], list) or not 1 <= len(found["sites"]) <= MOST_SITES:
             raise ValueError(f"the terms of a run must list 1 to {MOST_SITES} sites")
         return cls(**{**found, "sites": tuple(DataSummary.checked(row) for row in found["sites"])})

@@ -165,6 +165,8 @@ def decode(message: bytes | memoryview, most: int = BYTES) -> dict[str, np.ndarr
     for (name, dtype, shape), size in zip(header, sizes, strict=True):
         kind = DTYPES[dtype]
         out[name] = np.frombuffer(message, kind, size // kind.itemsize, at).reshape(shape)
+        if kind == np.bool_ and out[name].view(np.uint8).max(initial=0) > 1:  # numpy would add them up as they are
+            raise ValueError(f"message: {one_line(name, 60)} has truth values other than 0 and 1")
         at += size
     return out
 

@@ -13,6 +13,7 @@ from fedstrata.data.federation import Federation
 from fedstrata.data.validation import LARGEST
 from fedstrata.deploy.agreement import Agreement
 from fedstrata.deploy.evaluation import local
+from fedstrata.deploy.messages import NotFinite
 from fedstrata.engine.codec import from_named_arrays, named_arrays
 
 Tells = Literal["nothing", "measures", "scores"]  # what may leave a site
@@ -91,7 +92,7 @@ class Request(NamedTuple):
         reply: Reply = from_named_arrays(like, {n: a for n, a in arrays.items() if not n.startswith(of_rows)}, REPLY)
         for name, value in reply.values.items():
             if np.isinf(value):
-                raise ValueError(f"{name} is not finite")
+                raise NotFinite(f"{name} is not finite")
         for split, count in reply.counts.items():
             if not 0 <= count <= LARGEST:
                 raise ValueError(f"split {split!r} cannot have {count} rows")
@@ -104,7 +105,7 @@ class Request(NamedTuple):
         )
         for split, found in scores.items():
             if not np.all(np.isfinite(np.asarray(found, np.float64))):
-                raise ValueError(f"scores of split {split!r} are not all finite")
+                raise NotFinite(f"scores of split {split!r} are not all finite")
         return reply._replace(scores=scores, labels=labels)
 
 

@@ -5,25 +5,17 @@ import time
 from collections.abc import Mapping
 
 from flwr.app import Message as FlowerMessage
-from flwr.common.constant import ErrorCode
 
-from fedstrata.deploy.flower.client_app import CALL, new_token, opened, record
-from fedstrata.deploy.flower.pulling import pulled
+from fedstrata.deploy.flower.client_app import CALL, new_token, record
+from fedstrata.deploy.flower.pulling import Lost, Unreadable, letter
 from fedstrata.deploy.flower.roster import Roster
-from fedstrata.deploy.link import Link, Malformed
+from fedstrata.deploy.link import Link, Malformed, described
 from fedstrata.deploy.messages import EVALUATE, Message
 from fedstrata.deploy.terms import Terms
 
 POLL = 0.2  # seconds between two polls for replies
-LOOK = 1.0  # seconds until a call that Flower reports as lost is sent again
+LOOK = 1.0  # seconds until a call that Flower reports as lost is sent again; doubled each time
 AGAIN = 15.0  # seconds until a call without a reply is sent again; doubled each time
-# Flower's errors after which the site may still reply: a message, a reply, a node or a client app was lost.
-LOST = {
-    ErrorCode.MESSAGE_UNAVAILABLE,
-    ErrorCode.REPLY_MESSAGE_UNAVAILABLE,
-    ErrorCode.NODE_UNAVAILABLE,
-    ErrorCode.CLIENT_APP_CRASHED,
-}
 
 log = logging.getLogger("fedstrata")
 
@@ -48,6 +40,7 @@ def grid_link(roster: Roster, names: tuple[str, ...], deadline: float, terms: Te
         until = time.monotonic() + deadline
         pending: dict[str, tuple[int, str]] = {}  # by message: the site that may still reply, and the call's token
         called: dict[int, int] = {}  # by site: the node that was last called
+        lost: dict[int, list[str]] = {}  # by site: why calls or replies were lost
         due, gap = dict.fromkeys(calls, 0.0), dict.fromkeys(calls, AGAIN)
         awaited = lambda: any(i not in replies and names[i] not in roster.changed for i in calls)
         while awaited() and time.monotonic() < until:
@@ -61,18 +54,21 @@ def grid_link(roster: Roster, names: tuple[str, ...], deadline: float, terms: Te
                 pending |= {m: (i, about[i][CALL]) for m, i in zip(sent, to_call, strict=True) if m}
             for i in to_call:
                 called[i], due[i], gap[i] = nodes[i], now + gap[i], 2 * gap[i]
-            for (i, token), incoming in pulled(roster.grid, pending):
-                reply = Malformed(incoming) if isinstance(incoming, str) else _reply(incoming, token)
+            for (i, token), incoming in roster.replies.pulled(pending):
+                reply = _reply(incoming, token)
                 if i in replies:  # to a call that was sent twice
                     log.info("%s replied twice; the second reply is ignored", names[i])
-                elif reply is not None:
+                elif isinstance(reply, Lost):
+                    lost.setdefault(i, []).append(reply.why)
+                    due[i] = min(due[i], now + min(LOOK * 2 ** (len(lost[i]) - 1), AGAIN))
+                else:
                     replies[i] = reply
                     if isinstance(reply, Message):
                         told.add(i)
-                else:
-                    due[i] = min(due[i], now + LOOK)
             time.sleep(POLL)
-        return {i: why for i, name in enumerate(names) if (why := roster.refused.get(name))} | replies
+        silent = {i: f"no answer in time; lost {len(found)} times, the last: {found[-1]}" for i, found in lost.items()}
+        refused = {i: why for i, name in enumerate(names) if (why := roster.refused.get(name))}
+        return silent | refused | replies
 
     return link
 
@@ -84,14 +80,10 @@ def _outgoing(call: Message, node: int, about: Mapping[str, str]) -> FlowerMessa
     return FlowerMessage(record(about, call.encode()), node, kind, group_id=str(round))
 
 
-def _reply(incoming: FlowerMessage, token: str) -> Message | Malformed | str | None:
-    """The reply, or the reason why there is none; None if the site may still reply. Whatever it holds, no error."""
+def _reply(incoming: FlowerMessage | Lost | Unreadable, token: str) -> Message | Malformed | str | Lost:
+    """The reply, or the reason why there is none. Whatever it holds, no error."""
     try:
-        if not incoming.has_content():
-            return None if incoming.error.code in LOST else str(incoming.error.reason)
-        about, body = opened(incoming.content)
-        if about.get(CALL) != token:
-            return None  # only the site that was called knows it: somebody else has replied in its place
-        return str(about["error"]) if "error" in about else Message.decode(body)
+        found = letter(incoming, token)
+        return found if isinstance(found, Lost | str) else Message.decode(found[1])
     except Exception as error:
-        return Malformed(str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}")
+        return Malformed(described(error))

@@ -1,8 +1,8 @@
 """Every change that is made to Flower's modules. No other file assigns to their attributes.
 
 Flower's fixed waits suit rounds of minutes; an exchange here may take milliseconds. Its SuperNode ends if the server
-rejects it after a crash, or because its clock is wrong. Its client app runs whatever app the server sends. Each
-function below changes one of these.
+rejects it after a crash, because its clock is wrong, or after a minute without a network. Its client app runs whatever
+app the server sends. Each function below changes one of these.
 """
 
 import importlib
@@ -57,6 +57,31 @@ def short_heartbeats() -> None:
     """Let the server notice a dead SuperNode, and accept its successor, after twenty seconds and not after a minute."""
     for name in ("flwr.supercore.heartbeat", "flwr.supernode.fleet_http_connection"):
         importlib.import_module(name).__dict__["HEARTBEAT_DEFAULT_INTERVAL"] = HEARTBEAT
+
+
+def persistent_connections() -> None:
+    """Let a SuperNode try again after a TLS handshake without an answer. Flower takes it for a wrong certificate."""
+    module: Any = importlib.import_module("flwr.supernode.fleet_http_connection")
+    module.make_simple_http_retry_invoker = _patient(module.make_simple_http_retry_invoker)
+
+
+def _patient(make: Callable[[], Any]) -> Callable[[], Any]:
+    def patient() -> Any:
+        invoker = make()
+        ends = invoker.should_giveup
+        invoker.should_giveup = lambda error: not _passes(error) and ends(error)
+        return invoker
+
+    return patient
+
+
+def _passes(error: Exception) -> bool:
+    """Whether an error of a connection may pass: the network was silent, or the other side closed it."""
+    import httpx
+
+    text = str(error).lower()
+    closed = any(word in text for word in ("eof", "reset by peer", "broken pipe")) and "certificate" not in text
+    return isinstance(error, httpx.TimeoutException) or (isinstance(error, httpx.NetworkError) and closed)
 
 
 def persistent_activation(clock: "ServerClock | None" = None) -> None:

@@ -4,22 +4,43 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from flwr.app import Message as FlowerMessage
 from flwr.serverapp import Grid
 
-from fedstrata.base.text import one_line
+from fedstrata.base.few_lines import FewLines
+from fedstrata.base.text import listed, one_line
 from fedstrata.deploy.data_summary import LONGEST_NAME, DataSummary
-from fedstrata.deploy.flower.client_app import CALL, new_token, opened, record
-from fedstrata.deploy.flower.pulling import pulled
+from fedstrata.deploy.flower.client_app import CALL, new_token, record
+from fedstrata.deploy.flower.pulling import Lost, Replies, Unreadable, letter
+from fedstrata.deploy.link import described
 
 POLL = 0.2  # seconds between two polls for sites that are awaited
 LOOK = 1.0  # seconds between two polls for new nodes
-AGAIN = 15.0  # seconds until the summary of a node without a valid one is requested again
+AGAIN = 15.0  # seconds until the summary of a node without a valid one is requested again; doubled each time,
+LONGEST = 8  # times as long at most
+AT_ONCE = 100  # nodes that are asked in one go
 PROGRESS = 60.0  # seconds between two log lines about sites that are awaited
+LONGEST_LINE = 500  # characters
+LAST = 3  # messages to a node whose replies are still read
 
 log = logging.getLogger("fedstrata")
+
+
+@dataclass
+class _Node:
+    """What is known of a node."""
+
+    site: str = ""  # the site that it belongs to, if its summary is valid
+    why: str = ""  # it is left out, or refused
+    claims: str = ""  # the site whose name it has, if it is refused
+    changed: bool = False  # it is refused because its data, key or versions have changed
+    asked: list[str] = field(default_factory=list)  # the last messages to it
+    lost: int = 0  # how many of its replies were lost
+    gap: float = 0.0  # seconds after which it is asked again,
+    due: float = 0.0  # and when; never, if it belongs to a site
 
 
 class Roster:
@@ -45,17 +66,24 @@ class Roster:
             begun: the summaries of a run that resumes.
             check: raises an error for summaries that do not fit the run's problem, or one another.
         """
-        self.grid, self.marks, self.check = grid, dict(marks or {}), check
-        self.begun = {summary.site: summary for summary in begun}
+        self.grid, self.replies, self.marks, self.check = grid, Replies(grid), dict(marks or {}), check
+        self.begun = {summary.site: summary for summary in begun}  # empty: the run has not begun
+        self.names = frozenset(self.begun) or None  # of the run's sites; None: any
         self.nodes: dict[str, int] = {}  # by site name
         self.summaries: dict[str, DataSummary] = {}  # by site name
-        self.refused: dict[str, str] = {}  # by site name: why a node with this name is refused
-        self.changed: set[str] = set()  # those of them that came back with other data, keys or versions
-        self._sites: dict[int, str] = {}  # by node: its site; "" if it has not replied yet, or is refused
+        self._known: dict[int, _Node] = {}
         self._pending: dict[str, tuple[int, str]] = {}  # by message: the node that was asked, and the call's token
-        self._due: dict[int, float] = {}  # by node without a valid reply: when its summary is requested again
-        self._left_out: dict[int, str] = {}  # by node without a valid summary: what was wrong
-        self._looked = 0.0
+        self._looked, self._lines = -math.inf, FewLines(log)
+
+    @property
+    def refused(self) -> dict[str, str]:
+        """By site name: why a node with this name is refused."""
+        return {node.claims: node.why for node in self._known.values() if node.claims}
+
+    @property
+    def changed(self) -> set[str]:
+        """Sites that came back with other data, keys or versions."""
+        return {node.claims for node in self._known.values() if node.changed}
 
     def look(self, needed: Iterable[str] | None = None) -> None:
         """Drop the nodes that have gone; if a site is missing, request the summaries of others. Does not wait.
@@ -63,82 +91,99 @@ class Roster:
         Args:
             needed: names of the sites that are needed now; None: more sites are needed, whatever their names.
         """
+        names = None if needed is None else set(needed)
+        missing = lambda: names is None or not names <= set(self.nodes)
         if time.monotonic() - self._looked > LOOK:
             self._looked, present = time.monotonic(), set(self.grid.get_node_ids())
-            self.nodes = {site: node for site, node in self.nodes.items() if node in present}
-            self._sites = {node: site for node, site in self._sites.items() if node in present}
-            self.nodes = {site: node for node, site in self._sites.items() if site} | self.nodes
-            if needed is None or not set(needed) <= set(self.nodes):
+            self._forget(present)
+            if missing():
                 self._ask(present)
-        for (node, token), reply in pulled(self.grid, self._pending):
-            if isinstance(reply, str):
-                self._quarantine(node, reply)
-            else:
-                self._read(node, token, reply)
+        if missing():
+            for (number, token), reply in self.replies.pulled(self._pending):
+                self._read(number, token, reply)
+
+    def _forget(self, present: set[int]) -> None:
+        """Forget the nodes that have gone. A name that only they had is free again, until the run has begun."""
+        self._known = {number: node for number, node in self._known.items() if number in present}
+        self._pending = {message: one for message, one in self._pending.items() if one[0] in present}
+        here = {node.site: number for number, node in self._known.items() if node.site}
+        self.nodes = here | {site: number for site, number in self.nodes.items() if number in present}
+        if not self.begun:
+            self.marks = {site: mark for site, mark in self.marks.items() if site in self.nodes}
+            for node in self._known.values():
+                if node.claims and node.claims not in self.marks:
+                    node.due = 0.0
 
     def _ask(self, present: set[int]) -> None:
-        late = {node for node, due in self._due.items() if time.monotonic() > due}
-        if new := [node for node in present if node not in self._sites or node in late]:
-            asked = [(node, new_token()) for node in new]
-            outgoing = [FlowerMessage(record({CALL: token}, b""), node, "query.survey") for node, token in asked]
-            sent = zip(self.grid.push_messages(outgoing), asked, strict=True)
-            self._pending |= {message: one for message, one in sent if message}
-            self._sites |= dict.fromkeys(new, "")
-            self._due |= dict.fromkeys(new, time.monotonic() + AGAIN)
+        now, known = time.monotonic(), {number: self._known.setdefault(number, _Node()) for number in present}
+        due = sorted((node.due, number) for number, node in known.items() if node.due <= now)[:AT_ONCE]
+        asked = [(number, new_token()) for _, number in due]
+        outgoing = [FlowerMessage(record({CALL: token}, b""), number, "query.survey") for number, token in asked]
+        for message, (number, token) in zip(self.grid.push_messages(outgoing) if due else (), asked, strict=True):
+            node = known[number]
+            node.gap = min(2 * node.gap or AGAIN, LONGEST * AGAIN)
+            node.due = now + node.gap
+            if message:
+                self._pending[message] = number, token
+                node.asked.append(message)
+            for old in node.asked[:-LAST]:
+                self._pending.pop(old, None)
+            del node.asked[:-LAST]
 
-    def _read(self, node: int, token: str, reply: FlowerMessage) -> None:
+    def _read(self, number: int, token: str, reply: FlowerMessage | Lost | Unreadable) -> None:
         """Enter the node of a valid summary. Whatever the reply holds, no error ends the run."""
+        node = self._known[number]
         try:
-            if not reply.has_content():
-                raise ValueError(str(reply.error.reason))
-            about = opened(reply.content)[0]
-            if about.get(CALL) != token:
-                raise ValueError("a reply to another call")
-            if "error" in about:
-                raise ValueError(str(about["error"]))
-            survey, mark = about.get("survey"), about.get("mark")
+            found = letter(reply, token)
+            if isinstance(found, Lost):
+                node.lost += 1
+                node.due = min(node.due, time.monotonic() + LOOK * 2 ** min(node.lost, 10))
+                return
+            if isinstance(found, str):
+                raise ValueError(found)
+            survey, mark = found[0].get("survey"), found[0].get("mark")
             if not isinstance(survey, str) or not isinstance(mark, str) or not 0 < len(mark) <= LONGEST_NAME:
                 raise ValueError("a reply without a data summary and a mark")
             summary = DataSummary.decode(survey)
+            if self.names is not None and summary.site not in self.names:
+                raise ValueError(f"{summary.site!r} is not one of the run's sites")
             self.check(summary)
         except Exception as error:
-            own = isinstance(error, ValueError)
-            self._quarantine(node, str(error) if own else f"{type(error).__name__}: {error}")
+            self._leave_out(number, f"node {number} has no valid data summary and is left out: {described(error)}")
             return
-        self._enter(node, summary, mark)
+        self._enter(number, summary, mark)
 
-    def _quarantine(self, node: int, why: str) -> None:
-        """Leave a node out, until it sends a valid summary; it is asked again later, and only if a site is missing."""
-        if self._left_out.get(node) != why:
-            log.warning("node %d has not sent a valid data summary and is left out: %s", node, one_line(why))
-        self._left_out[node] = why
+    def _leave_out(self, number: int, why: str, claims: str = "", changed: bool = False) -> None:
+        """Leave a node out until it sends a valid summary; it is asked again later, and only if a site is missing."""
+        node, line = self._known[number], one_line(why, LONGEST_LINE)
+        if node.site and self.nodes.get(node.site) == number:
+            del self.nodes[node.site]
+        if node.why != line:
+            self._lines.write(logging.ERROR if claims else logging.WARNING, line)
+        node.site, node.why, node.claims, node.changed = "", line, claims, changed
 
-    def _enter(self, node: int, summary: DataSummary, mark: str) -> None:
-        name, begun = summary.site, self.begun.get(summary.site)
+    def _enter(self, number: int, summary: DataSummary, mark: str) -> None:
+        name, begun, asked = summary.site, self.begun.get(summary.site), self._known[number].asked
         if self.marks.setdefault(name, mark) != mark:
-            self._refuse(
+            self._leave_out(
+                number,
+                f"another site has the name {name!r}, or {name} came back without its state folder; node {number} is "
+                "refused: give it a different name, restore the folder, or unregister the node",
                 name,
-                f"another site has the name {name!r}, or {name} came back without its state folder; it is refused: "
-                "give it a different name, or restore the folder",
             )
         elif begun is not None and (changed := begun.difference(summary)):
-            self.changed.add(name)
-            self._refuse(
-                name,
+            self._leave_out(
+                number,
                 f"{name} has changed since the run began: {changed}; it is refused: restore it, or start a new run "
                 "(another --name)",
+                name,
+                changed=True,
             )
         else:
-            self._due.pop(node, None)
-            self.refused.pop(name, None)
-            self.changed.discard(name)
-            self._sites[node] = name
-            self.nodes[name], self.summaries[name] = node, summary
-
-    def _refuse(self, name: str, why: str) -> None:
-        if self.refused.get(name) != why:
-            log.error("%s", why)
-        self.refused[name] = why
+            for message in asked:
+                self._pending.pop(message, None)
+            self._known[number] = _Node(name, due=math.inf)
+            self.nodes[name], self.summaries[name] = number, summary
 
     def gather(self, sites: int | tuple[str, ...]) -> list[DataSummary]:
         """The summaries of a new run's sites, in the order of their names; waits for them.
@@ -149,6 +194,7 @@ class Roster:
         Args:
             sites: how many, or their names.
         """
+        self.names = None if isinstance(sites, int) else frozenset(sites)
         logged, wanted = -math.inf, ""
         while wanted is not None:
             self.look(None if isinstance(sites, int) else sites)
@@ -158,34 +204,41 @@ class Roster:
                 log.info("%s", wanted)
             if wanted is not None:
                 time.sleep(POLL)
-        names = sorted(self.nodes) if isinstance(sites, int) else sorted(sites)
-        return [self.summaries[name] for name in names]
+        self.begun = {name: self.summaries[name] for name in sorted(self.nodes)}
+        self.names = frozenset(self.begun)
+        for number in self.nodes.values():
+            self._known[number].due = math.inf
+        return list(self.begun.values())
 
     def _wanted(self, sites: int | tuple[str, ...]) -> str | None:
         """What keeps a run from beginning, in words; None if nothing does."""
-        here = sorted(self.nodes) if isinstance(sites, int) else [name for name in sorted(sites) if name in self.nodes]
-        expected = sites if isinstance(sites, int) else len(sites)
-        if refused := [why for name, why in self.refused.items() if isinstance(sites, int) or name in sites]:
-            return "the run waits: " + "; ".join(refused)
+        here, expected = sorted(self.nodes), sites if isinstance(sites, int) else len(sites)
+        if refused := list(self.refused.values()):
+            return f"the run waits: {listed(refused, 3)}"
         if len(here) > expected:
             return (
-                f"the run waits: {len(here)} sites are connected, but {expected} were expected: {', '.join(here)}; "
+                f"the run waits: {len(here)} sites are connected, but {expected} were expected: {listed(here)}; "
                 'unregister the others, or name the sites in the deployment: sites=("…", "…")'
             )
         if len(here) < expected:
-            return f"{len(here)} of {expected} sites are connected: {', '.join(here) or 'none'}"
+            out = [node.why for node in self._known.values() if node.why]
+            note = f"; {len(out)} nodes are left out: {listed(out, 3)}" if out else ""
+            return f"{len(here)} of {expected} sites are connected: {listed(here) or 'none'}{note}"
         try:
             self.check(*(self.summaries[name] for name in here))
         except Exception as error:
-            self._due |= {
-                self.nodes[name]: time.monotonic() + AGAIN for name in here if self.nodes[name] not in self._due
-            }
-            return f"the run waits: {one_line(error)}"
+            for name in here:  # ask all of them again: their owners may correct the data
+                node = self._known[self.nodes[name]]
+                node.due = min(node.due, time.monotonic() + AGAIN)
+            return f"the run waits: {one_line(described(error), LONGEST_LINE)}"
         return None
 
     def wait_for(self, names: list[str], seconds: float) -> None:
         """Wait until all these sites are connected or have changed, or until the time is over."""
-        until = time.monotonic() + seconds
-        while not set(names) <= {*self.nodes, *self.changed} and time.monotonic() < until:
+        logged, until = time.monotonic(), time.monotonic() + seconds
+        while (missing := set(names) - {*self.nodes, *self.changed}) and time.monotonic() < until:
             self.look(names)
+            if time.monotonic() - logged > PROGRESS:
+                logged = time.monotonic()
+                log.info("the run waits for %s", listed(sorted(missing)))
             time.sleep(POLL)

@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from fedstrata.base.files import replacing
+from fedstrata.base.text import one_line
 
 LOCK, STATUS = "server.lock", "status.json"
+LONGEST = 2000  # characters of the reason why a run failed
 PROBES = 1.0  # seconds for which a new holder tries again, because a probe holds the lock for an instant
 
 
@@ -143,8 +145,9 @@ def private(folder: Path) -> None:
 
 
 def _line(error: BaseException) -> str:
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
+    """The error in one line, with all that it says: settings that differ are listed below one another."""
+    text = " ".join(str(error).split())
+    return one_line(f"{type(error).__name__}: {text}" if text else type(error).__name__, LONGEST)
 
 
 def _now() -> str:

@@ -5,7 +5,7 @@ import logging
 import math
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
@@ -15,8 +15,6 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedstrata.base.files import replacing
-from fedstrata.core.fingerprint import differences
 from fedstrata.deploy.data_summary import DataSummary, versions
 from fedstrata.deploy.flower.client_app import code_of
 from fedstrata.deploy.flower.deployment import Deployment, agree_on, resolve, settings_of
@@ -24,17 +22,18 @@ from fedstrata.deploy.flower.grid_link import grid_link
 from fedstrata.deploy.flower.patches import short_pulls
 from fedstrata.deploy.flower.roster import Roster
 from fedstrata.deploy.flower.run_lock import only_server, reported, write_status
+from fedstrata.deploy.flower.sites_file import FILE, Begun, Program
 from fedstrata.deploy.link import Report
-from fedstrata.deploy.server import QuorumError, Server, ServerState
+from fedstrata.deploy.magnitudes import largest
+from fedstrata.deploy.server import DivergedError, QuorumError, Server, ServerState
 from fedstrata.deploy.terms import Terms, check_name
-from fedstrata.engine.checkpoint import CheckpointError, Checkpoints
+from fedstrata.engine.checkpoint import Checkpoints
 from fedstrata.engine.saving import keep_model
 
 UPLOAD = 15.0  # seconds after which a reply with missing parts counts as lost,
 SLOWEST = 1e5  # plus its bytes divided by this rate in bytes per second
-SITES = "sites.json"  # the file of a run's sites, settings and versions
 ENDING = 10.0  # seconds that the server app of a SuperLink that was killed may take to end
-ATTEMPTS = 3  # at a round without a quorum, before the server gives up
+ATTEMPTS = 3  # at a round without a quorum or with numbers that are not finite, before the server gives up
 
 log = logging.getLogger("fedstrata")
 
@@ -80,20 +79,26 @@ def serve(
         new_code: whether a run may continue with other code, as long as its settings are the same.
 
     Raises:
-        CheckpointError: the folder has a run with other settings, versions or code.
+        CheckpointError: the folder has a run with other settings, versions or code, or is damaged.
+        QuorumError: too few sites replied, also when a round was repeated.
+        DivergedError: numbers are not finite. Nothing of them was saved.
     """
     check_name(run)
     store = Checkpoints(folder / "checkpoints")
     store.prepare(0)
-    begun = _begun(deployment, folder / SITES, program, new_code)
-    roster, summaries = _connected(deployment, grid, folder / SITES, begun, program)
+    mine, begun = Program(settings_of(deployment), versions(), program), Begun.read(folder / FILE)
+    if begun is not None:
+        begun.program.check(mine, folder, new_code)
+    short_pulls(UPLOAD)  # also of data summaries: a node that never finishes its upload must not stop the server
+    roster, summaries = _connected(deployment, grid, begun, run)
+    Begun(summaries, {summary.site: roster.marks[summary.site] for summary in summaries}, mine).write(folder / FILE)
     agreement = agree_on(deployment, run, summaries)
     names = tuple(summary.site for summary in summaries)
     short_pulls(UPLOAD + sum(a.nbytes for a in jax.tree.leaves(agreement.x0)) / SLOWEST)
     every = deployment.evaluate_every or deployment.rounds
     terms = Terms(run, tuple(summaries), program, deployment.rounds, deployment.evaluations)
     link = grid_link(roster, names, deployment.deadline, terms)
-    with (folder / "reports.jsonl").open("a") as reports:
+    with _appended(folder / "reports.jsonl") as reports:
         server = Server(agreement, names, link, quorum=deployment.quorum)
         status = _Status(folder, server, deployment.rounds)
         server.on_report = _report_writer(reports, deployment.rounds, status)
@@ -110,6 +115,8 @@ def serve(
             if now.round % every == 0 and now.round < deployment.rounds:
                 _evaluate(deployment, server, now, folder)
         _evaluate(deployment, server, now, folder)
+    if not math.isfinite(largest(server.solution(now))):
+        raise DivergedError(f"the solution after {now.round} rounds is not finite; it is not saved")
     info = {"run": run, "algorithm": type(deployment.algorithm).__name__, "rounds": now.round, **_spent(server)}
     keep_model(folder, deployment.problem, server.solution(now), info)
     return now
@@ -128,6 +135,8 @@ class _Status:
             self.sites[name] = {"last": list(report.stage), "why_missing": None}
         for name, why in report.missing.items():
             self.sites[name]["why_missing"] = why
+        if report.missing:
+            self.write(max(report.stage.round, 0))
 
     def write(self, round: int) -> None:
         out = self.server.caller.quarantined
@@ -137,28 +146,10 @@ class _Status:
         write_status(self.folder, state="running", round=round, rounds=self.rounds, sites=sites, epsilon=epsilon)
 
 
-def _begun(deployment: Deployment, file: Path, program: str, new_code: bool) -> dict[str, Any]:
-    """What is known of a run that has begun; refuses to continue it with other settings, versions or code."""
-    if not file.exists():
-        return {}
-    saved = json.loads(file.read_text())
-    changed = differences(saved.get("settings", {}), settings_of(deployment))
-    changed += differences(saved.get("versions", {}), versions())
-    if not new_code and saved.get("program") != program:
-        code = f"the app's code: saved {saved.get('program')!r}, now {program!r}"
-        changed += [f"{code} (if it computes the same, resume with --new-code)"]
-    if changed:
-        raise CheckpointError(
-            f"the run in {file.parent} cannot be resumed with other settings:\n  " + "\n  ".join(changed) + "\n"
-            "resume it as it was, or start a new run with another --name"
-        )
-    return saved
-
-
 def _evaluate(deployment: Deployment, server: Server, now: ServerState, folder: Path) -> None:
     summary = server.evaluate(now, scores=deployment.scores)
     log.info("%s", summary)
-    with (folder / "evaluations.jsonl").open("a") as file:
+    with _appended(folder / "evaluations.jsonl") as file:
         print(json.dumps(summary.as_json() | _spent(server)), file=file)
 
 
@@ -172,29 +163,27 @@ def _spent(server: Server) -> dict[str, Any]:
 
 
 def _connected(
-    deployment: Deployment, grid: Grid, file: Path, begun: dict[str, Any], program: str
-) -> tuple[Roster, list[DataSummary]]:
-    """The sites of the run, once they are connected. The file fixes their names and numbers for the whole run."""
-    fits = lambda *summaries: agree_on(deployment, "", summaries)
-    if begun:
-        summaries = [DataSummary.checked(row) for row in begun["surveys"]]
-        roster = Roster(grid, begun["marks"], summaries, fits)
-        roster.wait_for([summary.site for summary in summaries], deployment.deadline)
-    else:
-        roster = Roster(grid, check=fits)
-        summaries = roster.gather(deployment.sites)
-    marks = {summary.site: roster.marks[summary.site] for summary in summaries}
-    about = {"settings": settings_of(deployment), "versions": versions(), "program": program}
-    with replacing(file) as path:
-        path.write_text(json.dumps({"surveys": summaries, "marks": marks, **about}))
-    return roster, summaries
+    deployment: Deployment, grid: Grid, begun: Begun | None, run: str
+) -> tuple[Roster, Sequence[DataSummary]]:
+    """The sites of the run, once they are connected. A run that has begun keeps its sites and their numbers."""
+
+    def check(*summaries: DataSummary) -> None:
+        agree_on(deployment, "", summaries)
+        Terms(run, summaries, "", 0, 0).encode()
+
+    if begun is None:
+        roster = Roster(grid, check=check)
+        return roster, roster.gather(deployment.sites)
+    roster = Roster(grid, begun.marks, begun.summaries, check)
+    roster.wait_for([summary.site for summary in begun.summaries], deployment.deadline)
+    return roster, begun.summaries
 
 
 def _with_retries(attempt: Callable[[], ServerState]) -> ServerState:
     for _ in range(ATTEMPTS - 1):
         try:
             return attempt()
-        except QuorumError as error:
+        except (QuorumError, DivergedError) as error:
             log.warning("%s; trying again", error)
     return attempt()
 
@@ -207,6 +196,16 @@ def _report_writer(file: TextIO, rounds: int, status: _Status) -> Callable[[Repo
         print(json.dumps(row), file=file, flush=True)
 
     return write
+
+
+def _appended(path: Path) -> TextIO:
+    """A file to append lines to. A line that a crash has cut short is ended, so that the next one can be read."""
+    with path.open("ab+") as file:
+        if file.seek(0, os.SEEK_END):
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":
+                file.write(b"\n")
+    return path.open("a")
 
 
 def _log_to_stdout() -> None:

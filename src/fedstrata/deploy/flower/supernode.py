@@ -5,6 +5,7 @@
 
 import contextlib
 import os
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -13,9 +14,9 @@ from pathlib import Path
 from fedstrata.deploy.flower import patches
 from fedstrata.deploy.flower.run_lock import held, is_held, private
 
-LOCK = "site.lock"  # in the site's state folder
+LOCK, WORKER = "site.lock", "worker.lock"  # of the SuperNode and of the worker, in the site's state folder
 STATE = "FEDSTRATA_STATE"  # the variable that names this folder
-GRACE = 20.0  # seconds for which helpers wait for the next SuperNode, after a crash
+GRACE = 20.0  # seconds after which helpers end if their SuperNode does not come back
 
 
 class SiteWatch:
@@ -57,11 +58,37 @@ def only_supernode(folder: Path) -> Iterator[None]:
         yield
 
 
+def end_worker(folder: Path) -> None:
+    """End the worker of an earlier SuperNode: whoever restarts a site may have changed its data or its packages.
+
+    A call that it was working on is repeated, with the same result.
+
+    Args:
+        folder: the site's state.
+    """
+    until = time.monotonic() + GRACE
+    while is_held(folder / WORKER) and time.monotonic() < until:
+        with contextlib.suppress(OSError, ValueError):  # it has just ended, or has not written its number yet
+            number = int((folder / WORKER).read_text())
+            if _is_worker(number):
+                os.kill(number, signal.SIGKILL)
+        time.sleep(0.05)
+
+
+def _is_worker(number: int) -> bool:
+    """Whether a process may be a worker; only Linux tells for sure."""
+    about = Path(f"/proc/{number}/cmdline")
+    return b"fedstrata.deploy.flower.worker" in about.read_bytes() if about.exists() else not Path("/proc").exists()
+
+
 def main() -> None:
     """Run the SuperNode with the arguments of this process."""
     os.umask(0o077)
     folder = os.environ.get(STATE)
     with only_supernode(Path(folder)) if folder else contextlib.nullcontext():
+        if folder:
+            end_worker(Path(folder))
+        from flwr.supercore.exit import ExitCode, flwr_exit
         from flwr.supernode.cli import flower_supernode
 
         patches.short_sleeps("flwr.supernode.start_client_internal")
@@ -70,8 +97,11 @@ def main() -> None:
         clock = patches.ServerClock()
         patches.sign_with_the_servers_time(clock)
         patches.persistent_activation(clock)
+        patches.persistent_connections()
         sys.argv[0] = "flower-supernode"
         flower_supernode()
+        # It returns only after an error, and its web server would keep the process alive, deaf to the server.
+        flwr_exit(ExitCode.SUPERNODE_CONNECTION_ERROR, "The connection to the SuperLink has ended: see above.")
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ import contextlib
 import fcntl
 import json
 import os
-import secrets
 import socket
 import sys
 import time
@@ -12,8 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedstrata.base.files import replacing
-from fedstrata.core.fingerprint import differences
+from fedstrata.base.text import one_line
 from fedstrata.data.federation import Federation
 from fedstrata.deploy import site_log
 from fedstrata.deploy.agreement import start_point, with_data
@@ -23,13 +21,14 @@ from fedstrata.deploy.flower.deployment import Deployment, agree_on, resolve, se
 from fedstrata.deploy.flower.supernode import SiteWatch
 from fedstrata.deploy.guard import Guard
 from fedstrata.deploy.messages import Message
-from fedstrata.deploy.policy import Policy, Refused
+from fedstrata.deploy.policy import Policy
 from fedstrata.deploy.site import Site
-from fedstrata.deploy.site_log import SiteLog
-from fedstrata.deploy.site_store import DiskStore, run_folder
+from fedstrata.deploy.site_folder import MARK, Identity, RunRecord
+from fedstrata.deploy.site_log import SiteLog, SiteLogError
+from fedstrata.deploy.site_store import DiskStore
+from fedstrata.deploy.state_files import DamagedFile
 from fedstrata.deploy.terms import Terms
 
-TERMS, SETTINGS = "terms.json", "settings.json"  # of a run, in its folder
 IDLE = 3600.0  # seconds without a message after which a worker ends
 LOOK = 2.0  # seconds between two checks whether the site's SuperNode lives
 
@@ -49,8 +48,9 @@ class Worker:
         self.data: Federation | None = None
         self.own: DataSummary | None = None
         self.sites: dict[str, tuple[Terms, Site]] = {}  # by run
-        self.last: tuple[bytes, Message | None, bytes] = b"", None, b""  # the last call, and its reply
-        self.log: SiteLog | None = None
+        self.last: tuple[bytes, Message, bytes] | None = None  # the last call, its reply, and that in bytes
+        self.guard: Guard | None = None
+        self.identity: Identity | None = None
 
     def answer(self, request: Mapping[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
         """The header and the bytes of the reply to a message.
@@ -59,55 +59,65 @@ class Worker:
             request: its kind, its header (`about`), and the site's settings.
             body: a call of the server, in bytes.
         """
-        settings = request["settings"]
+        settings, call = request["settings"], None
         guard = self._guard(str(settings["site"]))
-        data, own = self._loaded(settings)
-        if request["kind"] == "query.survey":
-            guard.write_summary(own)
-            return {"survey": json.dumps(own), "mark": mark_of(self.folder)}, b""
-        call = Message.decode(body)
         try:
+            data, own = self._loaded(settings, guard)
+            if request["kind"] == "query.survey":
+                assert self.identity is not None
+                guard.journal.write_summary(own, self.identity.files)
+                return {"survey": json.dumps(own), "mark": self.identity.mark}, b""
+            call = Message.decode(body)
             terms, site = self._site(call.run, settings, data, own, request["about"], guard)
-            guard.check(terms, site.agreement, call)
-            if self.last[0] != body:  # a call that is received twice is worked on once
-                reply = site.answer(call)
-                self.last = body, reply, reply.encode()
-            guard.check_bytes(call.run, own.site, self.last[2])
-        except ValueError as error:
-            guard.write_refusal(call.run, list(call.stage), str(error))
+            kept = self.last if self.last is not None and self.last[0] == body else None
+            guard.check(terms, site.agreement, call, kept is not None)
+            if kept is None:  # a call that is received twice is worked on once
+                answer = site.answer(call)
+                self.last = kept = body, answer, answer.encode()
+            _, reply, sent = kept
+            guard.check_bytes(call.run, own.site, sent)
+        except SiteLogError:
+            raise  # there is nowhere to write it
+        except Exception as error:
+            run, stage = ("", None) if call is None else (call.run, list(call.stage))
+            guard.journal.write_refusal(run, stage, str(error))
             raise
-        if self.last[1] is not None:
-            guard.write_answer(call, self.last[1], self.last[2])
-        return {}, self.last[2]
+        guard.journal.write_answer(call, reply, sent)
+        return {}, sent
 
     def close(self) -> None:
         """Release the site's log."""
-        if self.log is not None:
-            self.log.close()
-            self.log = None
+        if self.guard is not None:
+            self.guard.log.close()
+            self.guard = None
 
     def _guard(self, site: str) -> Guard:
         """The guard, with the policy as it is now: the site's owner may have changed it since the last call."""
-        policy = Policy.kept_in(self.folder)
-        if self.log is None:
-            self.log = SiteLog(self.folder / site_log.FILE, site)
-            self.guard = Guard(policy, self.log)
-        self.guard.policy = policy
+        if self.guard is None:
+            self.guard = Guard(Policy(), SiteLog(self.folder / site_log.FILE, site))
+        try:
+            changed = self.guard.obey(Policy.kept_in(self.folder), self.folder)
+        except DamagedFile as error:
+            self.guard.journal.write_refusal("", None, str(error))
+            raise
+        if changed:
+            self.sites.clear()  # runs are compared with it again
         return self.guard
 
-    def _loaded(self, settings: Mapping[str, Any]) -> tuple[Federation, DataSummary]:
+    def _loaded(self, settings: Mapping[str, Any], guard: Guard) -> tuple[Federation, DataSummary]:
         """The site's data and their summary. An error of `load` may quote rows: its text does not leave the site."""
         if self.data is None or self.own is None:
+            site = str(settings["site"])
+            self.identity = Identity(self.folder, site, guard.journal)
             try:
                 self.data = self.deployment.load(settings)
             except Exception as error:
                 print(f"load: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
                 raise RuntimeError(
-                    f"{settings['site']} cannot load its data ({type(error).__name__}); its worker.log tells why"
+                    f"{site} cannot load its data ({type(error).__name__}); its worker.log tells why"
                 ) from error
-            key = str(settings.get("key_fingerprint") or f"mark {mark_of(self.folder)}")
-            secret = secret_of(self.folder)
-            self.own = checked_summary(self.deployment, str(settings["site"]), self.data, secret=secret, key=key)
+            key = str(settings.get("key_fingerprint") or f"mark {self.identity.files[MARK]}")  # all sites see it
+            self.own = checked_summary(self.deployment, site, self.data, secret=self.identity.secret, key=key)
         return self.data, self.own
 
     def _site(
@@ -120,74 +130,31 @@ class Worker:
         guard: Guard,
     ) -> tuple[Terms, Site]:
         """The terms of this run and its site; both are kept, and later calls must fit them."""
-        home = self.folder / "runs" / run_folder(run)
+        record = RunRecord(self.folder, run, own.site, guard.journal)
         proposed = Terms.decode(about["terms"]) if "terms" in about else None
-        kept = self._kept_terms(run, home)
-        if kept is None and proposed is None:
-            raise ValueError(f"{own.site} has not begun run {run!r}; its state was lost, or it joined too late")
-        terms = self._agreed(own.site, run, kept, proposed)
-        if proposed is None and kept is not None and about.get("digest") != kept.digest():
-            raise Refused(f"{own.site}: the server works under other terms of run {run!r} than this site agreed to")
+        kept = self.sites[run][0] if run in self.sites else record.terms(proposed)
+        terms = record.agreed(kept, proposed, about.get("digest"), self.program)
         if terms == kept and run in self.sites:
             return self.sites[run]
         guard.check_terms(terms, own)
         agreement = agree_on(self.deployment, run, terms.sites)
         guard.check_agreement(terms, agreement, own.site)
-        self._check_settings(own.site, run, home, begun=kept is not None)
-        store = DiskStore(home, own.site)
+        now = settings_of(self.deployment)
+        record.check_settings(now, begun=kept is not None)
+        store = DiskStore(record.home, own.site)
         tells = settings.get("tells")  # decided at the site, never by a message
-        site = Site(with_data(agreement, data), own.site, terms.number(own.site), store, data=data, tells=tells)
-        if terms != kept:
-            guard.write_terms(terms)
-            with replacing(home / TERMS) as path:
-                path.write_text(terms.encode())
+        counted = guard.journal.answered(run).answers > 0
+        site = Site(
+            with_data(agreement, data), own.site, terms.number(own.site), store, data=data, tells=tells, begun=counted
+        )
+        record.write(terms, now, begun=kept is not None)
         self.sites[run] = terms, site
         return terms, site
-
-    def _kept_terms(self, run: str, home: Path) -> Terms | None:
-        if run in self.sites:
-            return self.sites[run][0]
-        return Terms.decode((home / TERMS).read_text()) if (home / TERMS).exists() else None
-
-    def _agreed(self, site: str, run: str, kept: Terms | None, proposed: Terms | None) -> Terms:
-        """The terms that hold from now on; refuses a change of anything but a longer run or approved new code."""
-        if proposed is None:
-            assert kept is not None
-            return kept
-        if proposed.run != run:
-            raise Refused(f"{site}: a call of run {run!r} came with the terms of run {proposed.run!r}")
-        if proposed.program != self.program:
-            raise Refused(f"{site} runs version {self.program} of the app, and the server {proposed.program}")
-        if kept is None:
-            return proposed
-        if changed := _changed(kept, proposed):
-            raise Refused(f"{site}: the terms of run {run!r} have changed since it began here: {changed}")
-        most = {name: max(getattr(kept, name), getattr(proposed, name)) for name in ("rounds", "evaluations")}
-        return proposed._replace(**most)
 
     @property
     def program(self) -> str:
         """A hash of the app's code; the same at the server and at every site."""
         return self.code.split()[-1]
-
-    def _check_settings(self, site: str, run: str, home: Path, begun: bool) -> None:
-        """Refuse to continue a run with other settings: new code may change no problem, algorithm or option."""
-        file, now = home / SETTINGS, settings_of(self.deployment)
-        if begun and file.exists():
-            if changed := differences(json.loads(file.read_text()), now):
-                raise Refused(f"{site}: the settings of run {run!r} have changed since it began: {'; '.join(changed)}")
-            return
-        with replacing(file) as path:
-            path.write_text(json.dumps(now))
-
-
-def _changed(kept: Terms, proposed: Terms) -> str:
-    if len(kept.sites) != len(proposed.sites):
-        return f"{len(kept.sites)} sites then, {len(proposed.sites)} now"
-    for then, now in zip(kept.sites, proposed.sites, strict=True):
-        if what := then.difference(now):
-            return f"of {then.site}, {what}"
-    return ""
 
 
 def checked_summary(
@@ -206,24 +173,6 @@ def checked_summary(
     problem, options = deployment.problem, deployment.options
     problem.check(start_point(problem, options.get("params"), options.get("seed", 0)), data)
     return summary
-
-
-def mark_of(folder: Path) -> str:
-    """A random text that identifies this state folder; created on first use."""
-    return _kept(folder / "mark", secrets.token_hex(16))
-
-
-def secret_of(folder: Path) -> bytes:
-    """A random secret of this state folder, which never leaves it; created on first use."""
-    return bytes.fromhex(_kept(folder / "secret", secrets.token_hex(32)))
-
-
-def _kept(path: Path, new: str) -> str:
-    if not path.exists():
-        with replacing(path) as part:
-            part.write_text(new)
-        path.chmod(0o600)
-    return path.read_text()
 
 
 def serve(worker: Worker, listener: socket.socket) -> None:
@@ -255,7 +204,7 @@ def serve(worker: Worker, listener: socket.socket) -> None:
             try:
                 about, found = worker.answer(request, body)
             except Exception as error:
-                print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+                print(one_line(f"{type(error).__name__}: {error}", 1000), file=sys.stderr, flush=True)
                 about, found = {"error": f"{type(error).__name__}: {error}"}, b""
             socket_frames.send(connection, about, found)
 

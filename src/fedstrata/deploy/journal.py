@@ -1,0 +1,141 @@
+"""What a site has answered so far, by its own log. A restart forgets nothing."""
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from fedstrata.base.text import one_line
+from fedstrata.deploy.data_summary import DataSummary
+from fedstrata.deploy.messages import EVALUATE, Message
+from fedstrata.deploy.site_log import SiteLog
+from fedstrata.deploy.terms import Terms
+
+LONGEST_REASON = 300  # characters of a refusal
+MOST_LINES = 1000  # about refusals, and about summaries; of more, lines 1024, 2048, 4096, … are written
+
+
+class Answered(NamedTuple):
+    """What a site has answered in one run."""
+
+    calls: set[str]  # hashes of different calls
+    evaluations: set[str]  # those of them that were evaluations
+    replies: set[str]  # hashes of different replies: with noise of the site, a repeated call has another one
+    answers: int = 0  # repeated ones included
+    bytes: int = 0
+
+
+class Journal:
+    """Writes the lines of a site's log, and counts what they say."""
+
+    def __init__(self, log: SiteLog):
+        """A journal that continues where the log ends.
+
+        Args:
+            log: the site's.
+        """
+        self.log = log
+        self.runs: dict[str, Answered] = {}
+        self.agreed: dict[str, dict[str, Any]] = {}  # by run: the last line about its terms
+        self.files: dict[str, str] = {}  # by name: the hash of a file that identifies the site
+        self.policy: dict[str, Any] | None = None  # the last line about the site's policy
+        self.counts = {"refused": 0, "summary": 0}  # those that were not written included
+        for line in log.lines:
+            self._count(line)
+
+    def answered(self, run: str) -> Answered:
+        """What the site has answered in a run."""
+        return self.runs.get(run, Answered(set(), set(), set()))
+
+    def write_policy(self, source: str, entries: Mapping[str, Any]) -> None:
+        """Write down the policy that holds from now on, if it is another one than before.
+
+        Args:
+            source: where it is from.
+            entries: the policy, as JSON values.
+        """
+        if self.policy is None or (self.policy["source"], self.policy["policy"]) != (source, entries):
+            self._add("policy", source=source, policy=dict(entries))
+
+    def write_summary(self, own: DataSummary, files: Mapping[str, str]) -> None:
+        """Write down that the summary of this site's data was sent.
+
+        Args:
+            own: the summary.
+            files: by name, the hash of a file that identifies the site.
+        """
+        about = {"data": own.data, "versions": dict(own.versions), "files": dict(files)}
+        self._add_some("summary", way="out", counts=dict(own.counts), **about)
+
+    def write_terms(self, terms: Terms, settings: str, new: bool) -> None:
+        """Write down that the site takes part in a run under these terms.
+
+        Args:
+            terms: of the run.
+            settings: a hash of the settings of the app.
+            new: whether the site agrees now; otherwise it did before this log began.
+        """
+        fixed, wanted = terms.digest(), [terms.rounds, terms.evaluations]
+        self._add(
+            "terms", run=terms.run, letter=fixed, sites=len(terms.sites), program=terms.program, wanted=wanted,
+            settings=settings, verdict="agreed" if new else "agreed before this log began",
+        )  # fmt: skip
+
+    def write_answer(self, call: Message, reply: Message, body: bytes) -> None:
+        """Write down an answer, before it leaves.
+
+        Args:
+            call: the server's message.
+            reply: the site's.
+            body: the reply in bytes.
+        """
+        fields: dict[str, int] = {}
+        for name, array in reply.arrays.items():
+            field = name.replace("[", ".").partition(".")[0]
+            fields[field] = fields.get(field, 0) + array.nbytes
+        self._add(
+            "answer", run=call.run, stage=list(call.stage), way="out", call=digest(call), bytes=len(body),
+            letter=hashlib.sha256(body).hexdigest(), fields=fields, verdict="sent",
+        )  # fmt: skip
+
+    def write_refusal(self, run: str, stage: Any, why: str) -> None:
+        """Write down that a call was refused.
+
+        Args:
+            run: the name of the run, or what the server gave for one.
+            stage: of the call.
+            why: the reason.
+        """
+        why = one_line(why, LONGEST_REASON)
+        self._add_some("refused", run=one_line(run, 128), stage=stage, way="in", why=why, verdict="refused")
+
+    def _add_some(self, kind: str, **entries: Any) -> None:
+        """Write a line that a server can cause as often as it likes: a flood of them does not fill the disk."""
+        count = self.counts[kind] + 1
+        if count <= MOST_LINES or count.bit_count() == 1:
+            self._add(kind, count=count, **entries)
+        self.counts[kind] = count
+
+    def _add(self, kind: str, **entries: Any) -> None:
+        self._count(self.log.add(kind, **entries))
+
+    def _count(self, line: dict[str, Any]) -> None:
+        kind = line["kind"]
+        if kind in self.counts:
+            self.counts[kind] = line.get("count", self.counts[kind] + 1)
+            self.files = line.get("files", self.files)
+        elif kind == "policy":
+            self.policy = line
+        elif kind == "terms":
+            self.agreed[line["run"]] = line
+        elif kind == "answer":
+            done = self.runs.setdefault(line["run"], Answered(set(), set(), set()))
+            done.calls.add(line["call"])
+            done.replies.add(line["letter"])
+            if line["stage"][1] == EVALUATE:
+                done.evaluations.add(line["call"])
+            self.runs[line["run"]] = done._replace(answers=done.answers + 1, bytes=done.bytes + line["bytes"])
+
+
+def digest(call: Message) -> str:
+    """A hash of a call. The same question twice has the same hash, and the same answer."""
+    return hashlib.sha256(call.encode()).hexdigest()
