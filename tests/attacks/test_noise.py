@@ -1,5 +1,6 @@
 """Attacks on noise and clipping: reachable floats, clips that floats exceed, clients that send anything, true ε."""
 
+import math
 from fractions import Fraction
 from typing import NamedTuple
 
@@ -10,8 +11,9 @@ import pytest
 from scipy.stats import norm
 
 from fedstrata.base.accounting import epsilon
+from fedstrata.base.gaussian import CUT, STRIPS, _staircase, beyond_the_cut
 from fedstrata.core.clipping import bounded, clipped, margin
-from fedstrata.core.grid import Grid
+from fedstrata.core.grid import LEAST, Grid
 from fedstrata.core.placement import Averaged
 from fedstrata.engine.privacy import Privacy
 
@@ -42,13 +44,14 @@ def test_every_value_that_is_reachable_with_a_client_is_reachable_without_it(ref
     grid = privacy.grid(start, ("x",), 4)
     ratios, largest = jnp.ones(4, jnp.float32), jnp.float32(0.25)
     rng = np.random.default_rng(0)
-    others = np.float32(reference) + rng.normal(size=(4, 1)).astype(np.float32) * np.float32(0.1)
+    spread = np.float32(800 if reference == 1e8 else 0.1)  # floats are 8 apart there
+    others = np.float32(reference) + rng.normal(size=(4, 1)).astype(np.float32) * spread
     sums = [
         privacy.summed({"x": jnp.asarray(sent)}, start, grid, ratios)
         for sent in (others, np.concatenate([others[:3], np.float32([[reference]])]))
     ]
     shift = int(sums[0]["x"][0]) - int(sums[1]["x"][0])
-    assert shift != 0 or reference == 1e8
+    assert shift != 0
     window = np.arange(-5000, 5000)
     release = jax.jit(jax.vmap(lambda s, n: privacy.noised(s, start, grid, largest, n[None])["x"][0], (None, 0)))
     present, absent = (
@@ -154,22 +157,51 @@ def test_no_client_moves_the_integers_by_more_than_the_bound_whatever_it_sends(d
 
 
 @pytest.mark.parametrize(
-    ("noise", "clients", "size"), [(0.01, 3, 10), (1.0, 100, 10**6), (50.0, 10, 10**5), (1.1, 10**4, 10**5)]
+    ("noise", "clients", "size"), [(LEAST, 3, 10), (1.0, 100, 10**6), (50.0, 10, 10**5), (1.1, 10**4, 10**5)]
 )
 def test_sums_of_integers_fit(noise, clients, size):
     grid = Grid.of(noise, clients, size)
     assert grid.bound <= 2**22  # exact in float32
-    assert clients * grid.bound + 12 * 2**grid.bits + 1 < 2**31
+    assert clients * grid.bound + CUT * 2**grid.bits + 1 < 2**31
     assert grid.bound * noise <= 2**grid.bits * (1 + 1e-15)  # the accounted sensitivity is at least the true one
     assert 0.95 <= grid.kept < 1
 
 
 @pytest.mark.parametrize(
-    ("given", "why"), [((1e-8, 2, 1), "hides next to nothing"), ((1.0, 10**6, 10**7), "smaller cohort")]
+    ("given", "why"), [((0.99 * LEAST, 2, 1), "hides next to nothing"), ((1.0, 10**6, 10**7), "smaller cohort")]
 )
 def test_grids_that_cannot_be_are_refused(given, why):
     with pytest.raises(ValueError, match=why):
         Grid.of(*given)
+
+
+@pytest.mark.parametrize("noise", [LEAST, 0.1, 1.0])
+def test_values_that_only_one_neighbour_can_release_are_rarer_than_any_delta(noise):
+    """The Gaussian is cut; a change of 1 / noise standard deviations moves the ends of its support."""
+    left, right = (edges[i] / STRIPS for edges, i in ((_staircase()[3], 0), (_staircase()[3] + 1, -1)))
+    alone = max(norm.cdf(left + 1 / noise), norm.sf(right - 1 / noise))
+    assert alone <= beyond_the_cut(1 / noise) * (1 + 1e-9) < 1e-20
+    assert math.isfinite(epsilon(noise, 100, 1e-15))
+
+
+def test_with_less_noise_than_the_sampler_is_made_for_no_epsilon_is_told():
+    assert epsilon(0.035, 1, 1e-5) == math.inf
+
+
+def test_a_secure_sum_moves_the_integers_by_at_most_the_bound():
+    """The worst case: every number is rounded down without a client, and up with it."""
+    clip, size = 1.0, 10_000
+    grid = Grid.of(1.0, 4, size)
+    step, most = clip / grid.bound, grid.kept * grid.bound / np.sqrt(size)  # most: of each number of a clipped change
+    change, before = np.floor(most - 0.001) + 0.001, 0.4995
+    assert change <= most
+    zero = np.zeros(size)
+    without, present = (grid.nearest(zero + step * k, zero, step) for k in (before, before + change))
+    moved = np.linalg.norm(np.float64(present - without))
+    assert moved > change * np.sqrt(size)  # rounding has added to it
+    assert moved <= grid.bound
+    with pytest.raises(ValueError, match="rounded more coarsely"):
+        grid.nearest(zero + 2.0**50 * step, zero + 2.0**50 * step * 1.01, step)
 
 
 @pytest.mark.parametrize(("noise", "delta"), [(0.5, 1e-5), (1.0, 1e-5), (4.0, 1e-7)])

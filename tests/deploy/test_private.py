@@ -275,7 +275,35 @@ def test_a_repeated_call_draws_new_noise_which_the_site_counts_and_remembers(tmp
     resumed = Site(agreement, name, 1, DiskStore(tmp_path, name))
     resumed.answer(calls[-1])
     assert resumed.privacy().exchanges == 3
-    assert deployed("FedAvg", privacy=LOUD)[1][0].privacy() is None
+    assert deployed("FedAvg")[1][0].privacy() is None
+
+
+def test_sites_count_the_releases_that_the_server_adds_noise_to(tmp_path):
+    """A server that has lost its folder tells too little; every site still knows how often it was part of a mean."""
+    first, sites = deployed("FedAvg", privacy=LOUD)
+    advance(first, 2)
+    again = Server(first.agreement, first.names, first.caller.link)
+    advance(again, 3)
+    assert again.privacy().exchanges == 3
+    assert [site.privacy().exchanges for site in sites] == [5] * len(sites)
+
+
+def test_privacy_is_not_counted_with_other_noise_than_was_added(tmp_path):
+    first, _ = deployed("FedAvg", privacy=LOUD)
+    store = Checkpoints(tmp_path)
+    first.load(store)
+    first.save(store, advance(first, 2))
+    quiet, _ = deployed("FedAvg", privacy=dataclasses.replace(LOUD, noise=2 * LOUD.noise))
+    with pytest.raises(ValueError, match=r"noise=.*, and this run has .*; resume it as it was"):
+        quiet.load(store)
+
+
+def test_releases_before_the_file_is_known_are_added_to_what_it_has(tmp_path):
+    store = Checkpoints(tmp_path)
+    for total in (2, 4):
+        server, _ = deployed("FedAvg", privacy=LOUD)
+        server.save(store, advance(server, 2))
+        assert json.loads((tmp_path / "privacy.json").read_text())["exchanges"] == dict.fromkeys(server.names, total)
 
 
 def test_a_model_too_large_for_the_grid_is_refused_before_it_runs():
@@ -299,7 +327,7 @@ def test_a_repeated_round_counts_again_and_draws_new_noise(tmp_path):
         heard.append((call.stage[:2], call.arrays))
         if call.stage[:2] == dies:
             raise Killed
-        return plain.link(calls)
+        return plain.caller.link(calls)
 
     store = Checkpoints(tmp_path)
     dying = Server(plain.agreement, plain.names, functools.partial(link, dies=(1, 3)))

@@ -83,7 +83,7 @@ def exact(noise, exchanges, delta):
 
 
 @pytest.mark.parametrize(
-    ("noise", "exchanges"), [(1.0, 1), (0.7, 20), (1.1, 100), (5.0, 10), (20.0, 400), (0.3, 1000), (0.01, 1)]
+    ("noise", "exchanges"), [(1.0, 1), (0.7, 20), (1.1, 100), (5.0, 10), (20.0, 400), (0.3, 1000), (0.05, 1)]
 )
 def test_epsilon_is_an_upper_bound_within_a_thousandth_of_the_exact_one(noise, exchanges):
     """Also where ε is in the thousands, in little time: the table has a limited size."""
@@ -96,7 +96,7 @@ def test_epsilon_is_below_that_of_renyi_divergences_and_falls_back_to_it():
 
     by_renyi = lambda *of: rdp.RdpAccountant().compose(GaussianDpEvent(of[0]), of[1]).get_epsilon(1e-5)
     assert epsilon(1.1, 10, 1e-5) < 0.94 * by_renyi(1.1, 10)
-    assert epsilon(0.01, 1000, 1e-5) == by_renyi(0.01, 1000)
+    assert epsilon(0.05, 1000, 1e-5) == by_renyi(0.05, 1000)
 
 
 def test_nothing_released_costs_nothing_and_no_noise_hides_nothing():
@@ -108,7 +108,7 @@ def test_nothing_released_costs_nothing_and_no_noise_hides_nothing():
 def test_epsilon_names_the_package_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
     with pytest.raises(ImportError, match=r"pip install 'fedstrata\[privacy\]'"):
-        epsilon(1.0, 1, 1e-5)
+        epsilon(1.0, 1, 1.23e-5)  # not asked before: values are kept
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,14 @@
 """ε of composed Gaussian mechanisms, with dp-accounting."""
 
+import functools
 import math
+
+from fedstrata.base.gaussian import beyond_the_cut
 
 POINTS = 200_000  # of a privacy loss distribution; more cost time and memory in proportion
 
 
+@functools.cache  # a run asks again and again
 def epsilon(noise: float, exchanges: int, delta: float) -> float:
     """ε at δ of `exchanges` Gaussian mechanisms with this noise multiplier (dp-accounting).
 
@@ -25,6 +29,8 @@ def epsilon(noise: float, exchanges: int, delta: float) -> float:
         ) from error
     if exchanges == 0 or noise == 0:
         return math.inf if exchanges else 0.0
+    if exchanges * beyond_the_cut(1 / noise) > delta / 1000:  # the sampler is no Gaussian at this δ
+        return math.inf
     gaussian = dp_accounting.GaussianDpEvent(noise)
     by_renyi = float(rdp.RdpAccountant().compose(gaussian, exchanges).get_epsilon(delta))
     # The loss is a Gaussian of mean μ²/2 and deviation μ. At a fixed interval its table would grow without limit.

@@ -1,17 +1,19 @@
 """Exact samples of ⌊2^s G⌋, G a standard Gaussian, from random bytes: no rounding of a float decides an outcome.
 
-Rejection from a staircase of 384 strips, each 1/16 wide, over [−12, 12). A strip is drawn in proportion to its height,
+Rejection from a staircase of 960 strips, each 1/16 wide, over [−30, 30). A strip is drawn in proportion to its height,
 an integer that is at least T exp(−x²/2) in the whole strip; the remainder r of that draw is uniform below the height. A
 position x is drawn uniformly in the strip, and kept if r + u < T exp(−x²/2), where u is uniform in [0, 1). Of x, 58
 bits after the point are drawn, and none of u. Floats decide only where their error cannot matter. Otherwise intervals
 of decimals do, with more and more bits of x and u. The kept x has the density of a Gaussian.
 
-The Gaussian is cut at 12: a sample differs from the uncut one with a probability τ of at most 2Φ(−12) < 3.6e-33. A
-release of d numbers that is (ε, δ)-private without the cut is (ε, δ + (1 + e^ε) d τ)-private with it.
+The Gaussian is cut at 30 standard deviations. Where two neighbours' releases can both occur, the ratio of their chances
+is that of uncut ones. The rest, values that one neighbour alone can release, has a chance of at most Φ(s − 30) for a
+change of s standard deviations, and d Φ(−30) < d × 5e-198 for the other numbers: δ grows by that (`beyond_the_cut`).
 """
 
 import decimal
 import functools
+import math
 import secrets
 from collections.abc import Callable
 
@@ -19,14 +21,23 @@ import numpy as np
 
 Source = Callable[[int], bytes]  # that many random bytes
 
-CUT = 12  # standard deviations
+CUT = 30  # standard deviations; positions up to 32 fit 63 bits
 STRIPS = 16  # in one standard deviation
 _PLACE = 54  # bits of the position within a strip, drawn at once
 _POINT = _PLACE + 4  # bits after the point of a position: a strip is 2⁻⁴ wide
-# Of T exp(−x²/2) in float64, relative to T: x² / 2 ≤ 72 is wrong by less than 72 × 2⁻⁵⁰, where exp(−72) is tiny; the
+# Of T exp(−x²/2) in float64, relative to T: x² / 2 is wrong by less than x² × 2⁻⁵¹, where exp(−x²/2) is tiny; the
 # product x² exp(−x²/2) is at most 0.74. With exp itself, r and T rounded, less than 2⁻⁴⁹ is left. The rest is margin.
 ERROR = 2.0**-40
 _MORE = 8  # further bytes of x and of u
+
+
+def beyond_the_cut(shift: float) -> float:
+    """A bound of the chance of a release that is impossible for a neighbour, because the Gaussian is cut.
+
+    Args:
+        shift: the largest change between neighbours, in standard deviations.
+    """
+    return 0.5 * math.erfc((CUT - shift) / math.sqrt(2))
 
 
 def floor_gaussian(

@@ -10,6 +10,8 @@ from jaxtyping import Array, PRNGKeyArray
 
 from fedstrata.core.clipping import bounded, flat, split
 
+LEAST = 0.05  # noise multiplier: with less, the cut of the Gaussian at 30 standard deviations would matter
+
 Noise = PRNGKeyArray | Array  # the key of a simulation, or samples of ⌊2^s G⌋, as many as numbers are released
 
 
@@ -35,9 +37,11 @@ class Grid(NamedTuple):
             clients: the most that are summed.
             size: how many integers are released.
         """
-        bits = math.floor(math.log2(noise) + math.log2(min(2.0**22, 2.0**30 / (clients + 16 * noise))))
-        if bits < 0:
-            raise ValueError(f"Privacy: noise={noise:g} hides next to nothing; give more, or 0 to clip only")
+        if noise < LEAST:
+            raise ValueError(
+                f"Privacy: noise={noise:g} hides next to nothing; give at least {LEAST}, or 0 to clip only"
+            )
+        bits = math.floor(math.log2(noise) + math.log2(min(2.0**22, 2.0**30 / (clients + 32 * noise))))
         grid = cls(bits, 2.0**bits / noise * (1 - 1e-12), size)  # the quotient may be rounded up
         if math.sqrt(size) > grid.bound / 40:
             raise ValueError(
@@ -76,7 +80,7 @@ class Grid(NamedTuple):
             step: of the grid.
         """
         size = max(float(np.abs(a).max(initial=0)) for a in (mean, reference))
-        if size * 2.0**-51 > step:  # up to two roundings, each at most half a step
+        if size * 2.0**-50 > step:  # up to two roundings, together at most half a step for each of two neighbours
             raise ValueError(
                 f"Privacy: values as large as {size:.3g} are rounded more coarsely, in 64 bits, than the grid of the "
                 f"noise, {step:.3g}; subtract an offset from the parameters, or use a larger clip"

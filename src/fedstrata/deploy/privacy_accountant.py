@@ -37,31 +37,38 @@ class PrivacyAccountant:
         self.file: Path | None = None
 
     def keep_in(self, folder: Path, counts: Mapping[str, int] | None = None, begun: bool = False) -> None:
-        """Keep the counts in a file from now on; the largest count of a site is the one that continues.
+        """Keep the counts in a file from now on. What was counted in memory comes on top of what the file has.
 
         Args:
-            folder: of the file.
-            counts: from a checkpoint.
+            folder: of the file. A second call changes nothing: the first file stays.
+            counts: from a checkpoint; they are part of what the file has.
             begun: whether the run has begun, so that there must be a file.
 
         Raises:
             DamagedFile: it is missing or damaged.
+            ValueError: it is of a run with other noise.
         """
-        if self.privacy is None:
+        if self.privacy is None or self.file is not None:
             return
-        self.file = folder / FILE
-        written = self._written(self.file)
+        file = folder / FILE
+        written = self._written(file, self.privacy)
         if written is None and (begun or counts is not None):
-            raise state_files.DamagedFile(f"{self.file} is missing; {REMEDY}")
-        sources = (self.counts, written or {}, counts or {})
-        names = dict.fromkeys(name for source in sources for name in source)
-        self.counts = {name: max(source.get(name, 0) for source in sources) for name in names}
-        if written is None:
-            self._write(self.privacy)  # from now on its absence tells that something was lost
+            raise state_files.DamagedFile(f"{file} is missing; {REMEDY}")
+        before = lambda name: max((written or {}).get(name, 0), (counts or {}).get(name, 0))
+        names = dict.fromkeys([*(written or {}), *(counts or {}), *self.counts])
+        self.counts = {name: before(name) + self.counts.get(name, 0) for name in names}
+        self.file = file
+        self._write(self.privacy)  # from now on its absence tells that something was lost
 
-    def _written(self, file: Path) -> Mapping[str, int] | None:
+    def _written(self, file: Path, privacy: Privacy) -> Mapping[str, int] | None:
         if (found := state_files.read_json(file, REMEDY)) is None:
             return None
+        for name in ("noise", "where"):
+            if name in found and found[name] != (now := getattr(privacy, name)):
+                raise ValueError(
+                    f"{file} counts releases with {name}={found[name]!r}, and this run has {now!r}; resume it as it was, "
+                    "or start a new run"
+                )
         counts = found.get("exchanges")
         if not isinstance(counts, dict) or not all(type(count) is int and count >= 0 for count in counts.values()):
             raise state_files.DamagedFile(f"{file} is damaged (it has no counts); {REMEDY}")

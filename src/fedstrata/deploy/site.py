@@ -69,9 +69,8 @@ class Site:
         self.view = jax.eval_shape(lambda: window(self.context.template, self.context.data))
         self.first_round_starts = initialise.own_fields(self.context, agreement.key)
         self.local_fields = local_fields(self.context.state)
-        self.accountant = PrivacyAccountant(self.context.privacy, noise_key)  # of what leaves with this site's noise
-        privacy = self.context.privacy
-        if isinstance(store, DiskStore) and privacy is not None and privacy.where == "sites":
+        self.accountant = PrivacyAccountant(self.context.privacy, noise_key)
+        if isinstance(store, DiskStore):
             self.accountant.keep_in(store.folder, begun=begun or bool(store.stages()))
 
     def answer(self, call: Message) -> Message:
@@ -157,15 +156,16 @@ class Site:
     def _noise(self, stage: Stage, sends: tuple[str, ...]) -> Noise | None:
         """The noise that this site adds, counted before its reply exists: a repeated call costs again."""
         privacy = self.context.privacy
-        if privacy is None or privacy.where == "server":
-            return None
         released = bool(means(self.context.state, sends))
-        return self.accountant.noise_for(stage, [self.name], released, self.context.grid(sends))
+        grid = self.context.grid(sends) if privacy is not None and privacy.where == "sites" else None
+        return self.accountant.noise_for(stage, [self.name], released, grid)
 
     def privacy(self) -> Spent | None:
-        """The privacy that this site has spent, by its own count; None unless sites add the noise."""
-        privacy = self.context.privacy
-        return self.accountant.spent() if privacy is not None and privacy.where == "sites" else None
+        """The privacy that this site has spent, by its own count of replies; None if the run is not private.
+
+        Where the server adds the noise, its count may be lower: a reply that was lost is released to nobody.
+        """
+        return self.accountant.spent()
 
     def fields(self, stage: Stage) -> Fields:
         """The site's fields after one of its stages."""
