@@ -54,9 +54,10 @@ class PrivacyAccountant:
         written = self._written(file, self.privacy)
         if written is None and (begun or counts is not None):
             raise state_files.DamagedFile(f"{file} is missing; {REMEDY}")
-        before = lambda name: max((written or {}).get(name, 0), (counts or {}).get(name, 0))
-        names = dict.fromkeys([*(written or {}), *(counts or {}), *self.counts])
-        self.counts = {name: before(name) + self.counts.get(name, 0) for name in names}
+        written, counts = written or {}, counts or {}
+        names: list[str] = list(dict.fromkeys([*written, *counts, *self.counts]))
+        before = {name: max(written.get(name, 0), counts.get(name, 0)) for name in names}
+        self.counts = {name: before[name] + self.counts.get(name, 0) for name in names}
         self.file = file
         self._write(self.privacy)  # from now on its absence tells that something was lost
 
@@ -66,8 +67,8 @@ class PrivacyAccountant:
         for name in ("noise", "where"):
             if name in found and found[name] != (now := getattr(privacy, name)):
                 raise ValueError(
-                    f"{file} counts releases with {name}={found[name]!r}, and this run has {now!r}; resume it as it was, "
-                    "or start a new run"
+                    f"{file} counts releases with {name}={found[name]!r}, and this run has {now!r}; resume it as it "
+                    "was, or start a new run"
                 )
         counts = found.get("exchanges")
         if not isinstance(counts, dict) or not all(type(count) is int and count >= 0 for count in counts.values()):
