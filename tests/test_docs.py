@@ -152,6 +152,30 @@ def test_modules_that_pages_name_exist():
         *ROOT.glob("docs/concepts/*.md"),
         *ROOT.glob("docs/guides/*.md"),
     ]:
-        for name in re.findall(r"`((?:[a-z_]+/)*[a-z_]+\.py)\b", page.read_text()):
+        for name in re.findall(r"`((?:[a-z_]+/)*[a-z_]+\.py)\b(?!::)", page.read_text()):
             own = name == "hospitals/task.py"  # a file of the reader's app
             assert own or any((place / name).exists() for place in places), f"{page.name} names {name}"
+
+
+def test_tests_that_pages_name_exist():
+    """The claims of the security guide are worth as much as the tests beside them."""
+    short = {"attacks/": "tests/attacks/", "flower/": "tests/deploy/flower/"}
+    named = set()
+    for page in ROOT.glob("docs/**/*.md"):
+        for folder, file, test in re.findall(
+            r"`(attacks/|flower/|tests/[\w/]*/)(test_\w+\.py)::(\w+)`", page.read_text()
+        ):
+            path = ROOT / short.get(folder, folder) / file
+            assert path.exists(), f"{page.name} names {path}"
+            assert f"def {test}(" in path.read_text(), f"{page.name} names {test} in {file}"
+            named.add(test)
+    assert len(named) > 40
+
+
+def test_every_claim_of_the_threat_model_has_a_test():
+    page = (ROOT / "docs" / "guides" / "security.md").read_text()
+    claims = [
+        line for part in page.split("| claim | test |\n|---|---|\n")[1:] for line in part.split("\n\n")[0].splitlines()
+    ]
+    assert len(claims) > 20
+    assert [line for line in claims if "::test_" not in line and "as above" not in line] == []

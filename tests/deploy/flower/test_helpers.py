@@ -143,6 +143,33 @@ def test_a_worker_survives_a_supernode_that_is_restarted(listening, tmp_path):
         assert listening.is_alive()
 
 
+HOLD = """
+import fcntl, os, sys, time
+file = os.open(sys.argv[1], os.O_CREAT | os.O_RDWR)
+fcntl.flock(file, fcntl.LOCK_EX)
+os.write(file, str(os.getpid()).encode())
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("name", ["fedstrata.deploy.flower.worker", "another.program"])
+def test_a_new_supernode_ends_the_worker_of_an_earlier_one_and_no_other_process(tmp_path, monkeypatch, name):
+    """The worker has the site's data in memory, and they may have changed since."""
+    monkeypatch.setattr(supernode, "GRACE", 0.3)
+    words = [sys.executable, "-c", HOLD, str(tmp_path / "worker.lock"), name]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "held\n"
+    supernode.end_worker(tmp_path)
+    if name == "another.program":
+        assert process.poll() is None
+    else:
+        assert process.wait(5) == -signal.SIGKILL
+    process.kill()
+    process.communicate()
+    supernode.end_worker(tmp_path)  # there is none
+
+
 def test_helpers_of_a_folder_without_a_lock_stay(tmp_path):
     """A SuperNode that was started in another way holds no lock."""
     assert not SiteWatch(tmp_path, grace=0.0).gone()
