@@ -21,8 +21,7 @@ from attackers import (
 )
 from grids import ROUNDS, hurry
 
-from fedstrata.deploy import guard
-from fedstrata.deploy.journal import MOST_LINES
+from fedstrata.deploy import guard, journal
 from fedstrata.deploy.messages import EVALUATE, Message, Stage
 
 __all__ = ["attacker", "begun", "begun_once", "expected", "hurry", "refuses", "worked"]  # fixtures
@@ -168,18 +167,35 @@ def test_an_honest_run_continues_after_many_attacks(attacker, begun, expected):
     assert begun.finishes(expected)
 
 
+def refused(begun):
+    """The runs of refused calls in the log, with their counts."""
+    return [(line["run"], line["count"]) for line in log_of(begun.victim) if line["kind"] == "refused"]
+
+
 def test_a_flood_of_refusals_does_not_fill_the_disk_and_stays_visible(attacker, begun, monkeypatch):
-    """Neither in one run nor under many names; the line that is written last tells how many there were."""
-    before = len(log_of(begun.victim))
-    for number in range(2 * MOST_LINES + 200):
+    """Under many names; the last line tells how many there were. A run that has begun has a count of its own."""
+    monkeypatch.setattr(journal, "MOST_LINES", 20)
+    for number in range(80):
         with pytest.raises(ValueError):
             attacker.sends(call_of(run=f"run {number} " + "x" * 150 * (number % 2)))
-    lines = log_of(begun.victim)[before:]
-    refused = [line["count"] for line in lines if line["kind"] == "refused"]
-    assert refused == [*range(1, MOST_LINES + 1), 1024, 2048]
-    begun.start()
+        if number == 40:
+            begun.start()
+    assert [count for _, count in refused(begun)] == [*range(1, 21), 32, 64]
+    for _ in range(40):
+        with pytest.raises(ValueError):
+            attacker.sends(call_of(ROUNDS))
+    assert [count for run, count in refused(begun) if run == RUN] == [*range(1, 21), 32]
     attacker.evaluates()
     assert log_of(begun.victim)[-1]["kind"] == "answer"
+
+
+def test_a_flood_of_requests_for_a_summary_does_not_fill_the_disk(attacker, begun, monkeypatch):
+    monkeypatch.setattr(journal, "MOST_LINES", 20)
+    worker, settings = attacker.victim()
+    for _ in range(70):
+        worker.answer({"kind": "query.survey", "settings": settings, "about": {}}, b"")
+    counts = [line["count"] for line in log_of(begun.victim) if line["kind"] == "summary"]
+    assert counts == [*range(1, 21), 32, 64]
 
 
 def test_a_message_that_is_none_is_refused_and_written_down(attacker, refuses):

@@ -20,7 +20,7 @@ from attackers import (
     log_of,
     worked,
 )
-from damages import DAMAGES, damage
+from damages import DAMAGES, PIPE, damage
 from grids import hurry
 
 from fedstrata.deploy.policy import Refused
@@ -41,7 +41,7 @@ FILES = {
     "secret": "secret",
 }
 # Damages with which the site answers: what is lost is not needed, or the log and the server have it, too.
-ALL = set(DAMAGES)
+ALL = {*DAMAGES, PIPE}
 HARMLESS = {
     "settings": ALL - {"a folder"},
     "older stage": ALL,
@@ -82,7 +82,7 @@ def is_clear(error, path):
     return True
 
 
-@pytest.mark.parametrize("how", DAMAGES)
+@pytest.mark.parametrize("how", [*DAMAGES, PIPE])
 @pytest.mark.parametrize(("file", "resumed"), [*((file, False) for file in FILES), ("terms", True), ("mark", True)])
 def test_a_site_with_a_damaged_file_answers_right_or_says_what_to_do(
     attacker, stopped, right, worked, file, how, resumed

@@ -16,6 +16,8 @@ from grids import NAME, SITES, TASK, hurry, missing
 import fedstrata as fs
 from fedstrata.deploy.flower.run_lock import RunningError, only_server, read_status, reported
 from fedstrata.deploy.in_process import in_process_run
+from fedstrata.deploy.messages import Stage
+from fedstrata.deploy.privacy_accountant import PrivacyAccountant
 from fedstrata.deploy.server import QuorumError
 from fedstrata.deploy.state_files import DamagedFile
 from fedstrata.engine.checkpoint import CheckpointError, Checkpoints
@@ -44,15 +46,10 @@ slow = lambda how: pytest.param(how, marks=pytest.mark.slow)
 @pytest.mark.parametrize("number", range(10))
 def test_a_damaged_checkpoint_is_not_needed_or_the_one_before_serves(begun, expected, number, how):
     """The round between them is repeated, to the same numbers."""
-    if number >= len(files := checkpoint_files(begun)):
-        pytest.skip("checkpoints of this version have fewer files")
-    damage(files[number], how)
+    files = checkpoint_files(begun)
+    damage(files[round(number / 9 * (len(files) - 1))], how)
     np.testing.assert_allclose(begun.serve(), expected, rtol=1e-12)
     assert missing(out(begun)) == {}
-
-
-def test_no_file_of_a_checkpoint_is_left_out_above(begun):
-    assert 5 < len(checkpoint_files(begun)) <= 10
 
 
 @pytest.mark.parametrize("how", ["cut off", "random bytes"])
@@ -136,20 +133,27 @@ def private():
     return in_process_run(TASK.problem, CASES[NAME].algorithm, TASK.federation.select(range(SITES)), **options)[0]
 
 
+def renew(server):
+    """As if its process had been started again."""
+    server.accountant = PrivacyAccountant(server.context.privacy)
+
+
 @pytest.mark.parametrize("how", DAMAGES)
 def test_a_server_that_does_not_know_how_much_privacy_is_spent_does_not_resume(private, tmp_path, how):
     """The checkpoint has an older count: a round that was repeated since is not in it."""
     store = Checkpoints(tmp_path)
-    private.accountant.counts, private.accountant.file = {}, None
+    renew(private)
     assert private.load(store) is None
     private.accountant.counts = {"client 0": 1}
     private.save(store, private.begin())
-    private.accountant.counts = {"client 0": 7}
-    private.accountant._write(private.accountant.privacy)
+    release = Stage(0, 0), ["client 0"], True, None
+    for _ in range(6):
+        private.accountant.noise_for(*release)
     restore = damage(tmp_path / "privacy.json", how)
-    private.accountant.counts = {}
+    renew(private)
     with pytest.raises(DamagedFile, match=r"privacy.json .* restore it from a copy, or start a new run"):
         private.load(store)
     restore()
+    renew(private)
     private.load(store)
     assert private.privacy().exchanges == 7

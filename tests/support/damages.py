@@ -1,5 +1,6 @@
 """What a disk, or somebody with access to it, may do to a file."""
 
+import os
 import shutil
 
 import numpy as np
@@ -27,6 +28,7 @@ CONTENTS = {
 }
 PLACES = ("deleted", "a folder", "a link", "a link to nothing")
 DAMAGES = (*CONTENTS, *PLACES)
+PIPE = "a pipe"  # whoever reads it may wait forever
 
 
 def damage(path, how):
@@ -38,6 +40,8 @@ def damage(path, how):
     elif how == "a folder":
         path.mkdir()
         (path / "inside").write_bytes(before)
+    elif how == PIPE:
+        os.mkfifo(path)
     elif how.startswith("a link"):
         elsewhere = path.parent / "elsewhere"
         if how == "a link":

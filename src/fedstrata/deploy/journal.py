@@ -11,7 +11,7 @@ from fedstrata.deploy.site_log import SiteLog
 from fedstrata.deploy.terms import Terms
 
 LONGEST_REASON = 300  # characters of a refusal
-MOST_LINES = 1000  # about refusals, and about summaries; of more, lines 1024, 2048, 4096, … are written
+MOST_LINES = 1000  # about summaries, refusals in a run, and refusals of others; of more, the 1024th, 2048th, … only
 
 
 class Answered(NamedTuple):
@@ -38,9 +38,10 @@ class Journal:
         self.agreed: dict[str, dict[str, Any]] = {}  # by run: the last line about its terms
         self.files: dict[str, str] = {}  # by name: the hash of a file that identifies the site
         self.policy: dict[str, Any] | None = None  # the last line about the site's policy
-        self.counts = {"refused": 0, "summary": 0}  # those that were not written included
-        for line in log.lines:
+        self.counts: dict[tuple[str, str], int] = {}  # by kind and run: also those without a line
+        for line in log.found:
             self._count(line)
+        log.found = []  # a log is longer than what is remembered of it
 
     def answered(self, run: str) -> Answered:
         """What the site has answered in a run."""
@@ -64,7 +65,7 @@ class Journal:
             files: by name, the hash of a file that identifies the site.
         """
         about = {"data": own.data, "versions": dict(own.versions), "files": dict(files)}
-        self._add_some("summary", way="out", counts=dict(own.counts), **about)
+        self._add_some("summary", "", way="out", counts=dict(own.counts), **about)
 
     def write_terms(self, terms: Terms, settings: str, new: bool) -> None:
         """Write down that the site takes part in a run under these terms.
@@ -106,22 +107,28 @@ class Journal:
             why: the reason.
         """
         why = one_line(why, LONGEST_REASON)
-        self._add_some("refused", run=one_line(run, 128), stage=stage, way="in", why=why, verdict="refused")
+        self._add_some("refused", one_line(run, 128), stage=stage, way="in", why=why, verdict="refused")
 
-    def _add_some(self, kind: str, **entries: Any) -> None:
+    def _add_some(self, kind: str, run: str, **entries: Any) -> None:
         """Write a line that a server can cause as often as it likes: a flood of them does not fill the disk."""
-        count = self.counts[kind] + 1
+        key = self._counted_as(kind, run)
+        count = self.counts.get(key, 0) + 1
         if count <= MOST_LINES or count.bit_count() == 1:
-            self._add(kind, count=count, **entries)
-        self.counts[kind] = count
+            self._add(kind, run=run, count=count, **entries)
+        self.counts[key] = count
+
+    def _counted_as(self, kind: str, run: str) -> tuple[str, str]:
+        """Runs that the site has not agreed to count as one: a server may invent their names."""
+        return kind, run if run in self.agreed else ""
 
     def _add(self, kind: str, **entries: Any) -> None:
         self._count(self.log.add(kind, **entries))
 
     def _count(self, line: dict[str, Any]) -> None:
         kind = line["kind"]
-        if kind in self.counts:
-            self.counts[kind] = line.get("count", self.counts[kind] + 1)
+        if kind in ("summary", "refused"):
+            key = self._counted_as(kind, line.get("run", ""))
+            self.counts[key] = line.get("count", self.counts.get(key, 0) + 1)
             self.files = line.get("files", self.files)
         elif kind == "policy":
             self.policy = line

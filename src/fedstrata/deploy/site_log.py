@@ -10,6 +10,7 @@ import fcntl
 import hashlib
 import json
 import os
+import stat
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -37,11 +38,13 @@ class SiteLog:
         """
         self.path, self.site = path, site
         try:
-            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
         except OSError as error:
             why = "it is a link" if error.errno == errno.ELOOP else error.strerror
             raise SiteLogError(f"{site}: cannot write its log {path}: {why}; move away what is there") from error
         try:
+            if not stat.S_ISREG(os.fstat(self._file).st_mode):
+                raise SiteLogError(f"{site}: cannot write its log {path}: it is no file; move away what is there")
             os.fchmod(self._file, 0o600)
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             data = path.read_bytes()
@@ -49,8 +52,8 @@ class SiteLog:
             if torn and _read(torn) is not None:  # only the end of the line was not written
                 os.write(self._file, b"\n")
                 whole, end, torn = data, b"", b""
-            self.lines = list(_checked(whole + end, path, site))
-            self._last = self.lines[-1]["hash"] if self.lines else FIRST
+            self.found = list(_checked(whole + end, path, site))  # the lines, until somebody has counted them
+            self._count, self._last = len(self.found), self.found[-1]["hash"] if self.found else FIRST
             if torn:
                 if not _begun(torn):
                     raise SiteLogError(f"{site}: the end of {path} is not a line that this site began; {REMEDY}")
@@ -74,7 +77,7 @@ class SiteLog:
             SiteLogError: the disk does not take it; the log is as before.
         """
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
-        line = {"n": len(self.lines), "time": now, "prev": self._last, "kind": kind, "site": self.site, **entries}
+        line = {"n": self._count, "time": now, "prev": self._last, "kind": kind, "site": self.site, **entries}
         line["hash"] = line_hash(line)
         text, size = _text(line) + b"\n", os.fstat(self._file).st_size
         try:
@@ -87,8 +90,7 @@ class SiteLog:
             raise SiteLogError(
                 f"{self.site}: cannot write its log {self.path}: {error.strerror}; nothing was answered: make room"
             ) from error
-        self.lines.append(line)
-        self._last = line["hash"]
+        self._count, self._last = self._count + 1, line["hash"]
         return line
 
     def close(self) -> None:
