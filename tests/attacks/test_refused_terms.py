@@ -78,6 +78,12 @@ def test_a_site_refuses_runs_of_fewer_sites_than_its_policy_counted_by_keys(atta
     refuses(lambda: attacker.sends(begin_call("new"), terms=propose(attacker)._replace(run="new")), why)
 
 
+def test_a_site_reserves_no_memory_for_rows_that_another_one_claims(attacker, refuses):
+    """Programs of a run have the size of its largest site: a claim of 2³¹ rows would take tens of GB at all others."""
+    large = of_another(counts={"train": 2_000_000_000})(attacker)._replace(run="new")
+    refuses(lambda: attacker.sends(begin_call("new"), terms=large), "site-2 reports 2,000,000,000, for which memory")
+
+
 CHANGES = {  # in the middle of a run, with everything else as it was
     "another site's rows": (of_another(counts={"train": 10**6}), "of site-2, its rows"),
     "another site's columns": (of_another(shapes=SHAPES), "of site-2, its columns"),
@@ -160,6 +166,7 @@ def test_a_site_takes_part_in_as_many_runs_as_its_policy_allows(attacker, begun,
 
 POLICIES = {
     "sites_at_least": (4, "at least 4 sites"),
+    "rows_at_most": (1, "with at most 1 rows of a split"),
     "runs": (("other",), "runs of other names"),
     "rounds": (ROUNDS - 1, f"allows {ROUNDS - 1} rounds"),
     "evaluations": (1, "allows 1 evaluations"),

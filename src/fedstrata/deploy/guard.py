@@ -77,6 +77,13 @@ class Guard:
                 f"{site} takes part in runs of at least {policy.sites_at_least} sites, and {terms.run!r} has {found} "
                 "with different keys; its owner may lower sites_at_least"
             )
+        for other in terms.sites:
+            if other.site != site and (most := max(other.counts.values())) > policy.rows_at_most:
+                raise Refused(
+                    f"{site} takes part in runs of sites with at most {policy.rows_at_most:,} rows of a split, and "
+                    f"{other.site} reports {most:,}, for which memory would be reserved here; its owner may raise "
+                    "rows_at_most"
+                )
         for name in ("rounds", "evaluations"):
             if getattr(terms, name) > getattr(policy, name):
                 raise Refused(

@@ -24,6 +24,7 @@ class Policy(NamedTuple):
     runs: tuple[str, ...] = ("*",)  # names of runs; * stands for any text
     runs_at_most: int = 20  # that may begin here
     sites_at_least: int = 3  # in a run, counted by their keys
+    rows_at_most: int = 10_000_000  # that another site may report: memory is reserved here for as many
     rounds: int = 1000
     evaluations: int = 100
     parameters: int = 0  # different calls that are answered; 0: as many as the run needs, and a quarter more
@@ -94,11 +95,11 @@ class Policy(NamedTuple):
         means = ["fields that are merged by a mean"] if MEANS in self.fields else []
         leaves = [*means, *(name for name in self.fields if name not in (MEANS, ANY))]
         leaves = ["every field that the method sends"] if ANY in self.fields else leaves
-        calls = f"{self.parameters:,}" if self.parameters else "what the run needs and a quarter more"
+        calls = f"at most {self.parameters:,}" if self.parameters else "what the run needs, and a quarter more,"
         return [
             f"takes part in runs of {named}, in at most {self.runs_at_most}",
-            f"with at least {self.sites_at_least} sites, counted by their keys",
+            f"with at least {self.sites_at_least} sites, counted by their keys, of {self.rows_at_most:,} rows at most",
             f"for at most {self.rounds:,} rounds and {self.evaluations:,} evaluations in a run",
-            f"answers as many different calls in a run: {calls}",
+            f"answers {calls} of different calls in a run",
             f"may leave this site: {' and '.join(leaves) or 'nothing'}, {self.bytes / 1e6:,.0f} MB in a run",
         ]

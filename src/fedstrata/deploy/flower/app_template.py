@@ -34,6 +34,7 @@ data = "../example/{site}.csv"
 
 [policy] # what this site agrees to, checked before any work; all but runs_at_most hold for each run
 sites_at_least = {least} # a run of fewer sites is refused: the others could compute what this site sent
+# rows_at_most = 10_000_000 # that another site may report: memory is reserved here for as many
 # runs = ["*"] # names of runs; * stands for any text
 # runs_at_most = 20 # that may begin here
 # rounds = 1000
