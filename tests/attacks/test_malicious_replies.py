@@ -10,7 +10,7 @@ pytest.importorskip("flwr", reason="flwr is not installed")
 
 from attacked_runs import BAD, calls, check_lines, forging, on_bytes, reasons, result_without_it, served
 from deployments import simulated
-from forged_letters import EVALUATIONS, LETTERS
+from forged_letters import EVALUATIONS, LETTERS, ODD_MEASURES
 from forgeries import CONTENTS, EXCUSES, HARMLESS, LOST, UNREADABLE
 from grids import NAME, deployment, grid, hurry
 
@@ -52,6 +52,8 @@ def test_a_malformed_reply_is_named_and_its_round_repeated(name, grid, tmp_path,
     assert dict(done) == {"query.begin0": 1, "train.phase0": 1, "evaluate": 1}
     found = reasons(tmp_path / "out")
     assert [why.startswith("malformed reply: ") for why in found] == [True] * 3
+    if name.startswith("an error that is"):
+        assert set(found) == {"malformed reply: a reply whose error is no text"}
     check_lines(tmp_path / "out", caplog)
     status = json.loads((tmp_path / "out" / "status.json").read_text())["sites"]
     assert status[BAD]["why_missing"] == found[-1]
@@ -139,7 +141,7 @@ def test_a_failing_connection_to_flowers_server_is_no_sites_fault(grid, tmp_path
     real, failures = grid.pull_messages, iter([httpx.ConnectError("refused")] * 4)
 
     def pull(ids):
-        if ids and (error := next(failures, None)):
+        if ("train.phase0", BAD) in grid.asked and (error := next(failures, None)):
             raise error
         return real(ids)
 
@@ -158,4 +160,15 @@ def test_a_malformed_evaluation_is_left_out_of_the_means(name, grid, tmp_path, c
     values = [row["train/objective"] for row in found["by_site"].values()]
     np.testing.assert_allclose(found["means"]["train/objective"], np.mean(values), rtol=1e-12)
     assert found["objective"] is None
+    check_lines(tmp_path / "out", caplog)
+
+
+@pytest.mark.parametrize("name", ODD_MEASURES)
+def test_odd_measures_are_written_as_plain_json(name, grid, tmp_path, expected, caplog):
+    forging(grid, on_bytes(ODD_MEASURES[name]), "evaluate")
+    np.testing.assert_allclose(served(grid, tmp_path / "out", rounds=1), expected, rtol=1e-12)
+    text = (tmp_path / "out" / "evaluations.jsonl").read_text()
+    found = json.loads(text, parse_constant=pytest.fail)  # NaN and Infinity are no JSON
+    assert found["missing"] == {}
+    assert found["by_site"].keys() == {"site-0", BAD, "site-2"}
     check_lines(tmp_path / "out", caplog)

@@ -1,90 +1,25 @@
-"""`fedstrata deploy run`, `status`, `stop`, `unregister` and `clean`, with Flower's programs replaced by small ones."""
+"""`fedstrata deploy run`, `status`, `stop` and `unregister`, with Flower's programs replaced by small ones."""
 
 import json
 import os
+import shlex
 import signal
 import stat
 import subprocess
 import sys
-import time
-from datetime import UTC, datetime, timedelta
 
 import pytest
 
 pytest.importorskip("flwr", reason="flwr is not installed")
 
-from fedstrata.cli import deploy_run
+from superlinks import app, flwr, link
+
 from fedstrata.cli.main import main
-from fedstrata.deploy.flower import app_template, control
 from fedstrata.deploy.flower.control import FlowerNode, FlowerRun, public_key
-from fedstrata.deploy.flower.keys import server_keys, site_keys
 from fedstrata.deploy.flower.run_lock import only_server, read_status, write_status
 from fedstrata.deploy.flower.supernode import only_supernode
 
-
-class SuperLink:
-    """What the SuperLink would answer."""
-
-    def __init__(self, server):
-        self.address = server.own_address
-
-    nodes_found, runs_found, silent, stopped, removed = (), {}, False, [], []
-
-    def nodes(self):
-        if self.silent:
-            raise ConnectionError("no response from the SuperLink")
-        return list(self.nodes_found)
-
-    def run(self, number):
-        if self.silent:
-            raise ConnectionError("no response from the SuperLink")
-        return self.runs_found.get(number)
-
-    def stop(self, number):
-        self.stopped.append(number)
-        os.kill(self.server, signal.SIGKILL)
-
-    def unregister(self, node):
-        self.removed.append(node)
-
-    def close(self):
-        pass
-
-
-@pytest.fixture
-def link(monkeypatch):
-    found = type("Here", (SuperLink,), {"stopped": [], "removed": []})
-    monkeypatch.setattr(control, "Control", found)
-    monkeypatch.setattr(deploy_run, "SETTLE", 0.1)
-    return found
-
-
-@pytest.fixture
-def app(tmp_path, monkeypatch):
-    app_template.write(tmp_path / "hospitals", 2)
-    server_keys(tmp_path / "hospitals" / "keys", ["127.0.0.1"])
-    for name in ("site-1", "site-2"):
-        site_keys(tmp_path / "hospitals" / "keys", name)
-    monkeypatch.chdir(tmp_path / "hospitals")
-    return tmp_path / "hospitals"
-
-
-@pytest.fixture
-def flwr(tmp_path, monkeypatch, link):
-    """Replace the `flwr` command: it prints lines, after the run's status was written; `flwr.run` is Flower's view."""
-    programs = tmp_path / "bin"
-    programs.mkdir()
-
-    def say(*lines, state="finished", why=None, flower=("finished", "completed", "")):
-        script = "\n".join(f"echo '{line}'" for line in lines)
-        (programs / "flwr").write_text(f"#!/bin/sh\n{script}\n")
-        (programs / "flwr").chmod(0o700)
-        link.runs_found = {17: FlowerRun(17, *flower)}
-        write_status(tmp_path / "hospitals/out/first", state=state, why=why, flower_run="17")
-
-    monkeypatch.setattr(deploy_run, "at", lambda server: {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}"})
-    return say
-
+__all__ = ["app", "flwr", "link"]  # fixtures
 
 STARTED = "Successfully started run 17"
 
@@ -106,7 +41,7 @@ def test_a_finished_run_says_where_its_model_is(app, flwr, capsys):
     [
         ({"state": "failed", "why": "QuorumError: only 1 of 3", "flower": ("finished", "failed", "x")}, "only 1 of 3"),
         ({"state": "finished", "flower": ("finished", "failed", "it broke")}, "it broke"),
-        ({"state": "running", "flower": ("finished", "stopped", "")}, "finished:stopped"),
+        ({"state": "running", "flower": ("finished", "stopped", "")}, "stopped; `fedstrata deploy run --name first`"),
         ({"state": "waiting", "flower": ("finished", "completed", "")}, "finished:completed"),
     ],
 )
@@ -134,6 +69,46 @@ def test_the_status_of_an_earlier_run_is_not_taken_for_this_one(app, flwr, link,
     assert (found["finished"], found["why"]) == (False, "No module named hospitals")
 
 
+REPORTS = [
+    {"stage": [0, 0, 0, 0], "of": 2, "received": ["Bonn"], "missing": {"Ulm": "long ago"}},
+    {"stage": [1, 0, 0, 0], "of": 2, "received": ["Bonn"], "missing": {"Ulm": "values of its data"}},
+    {"stage": [1, 0, 0, 0], "of": 2, "received": ["Bonn"], "missing": {"Ulm": "no answer"}},
+    {"stage": [2, -2, 0, 0], "of": 2, "received": ["Bonn", "Ulm"], "missing": {}},
+]
+
+
+def reported(app, before, after):
+    """The run has reported some exchanges before it is started again, and reports others then."""
+    lines = lambda rows: "".join(json.dumps(row) + "\n" for row in rows)
+    (app / "out/first/reports.jsonl").write_text(lines(before))
+    return f"$(printf %s {shlex.quote(lines(after))} >> {app}/out/first/reports.jsonl)"
+
+
+def test_a_run_that_failed_names_the_sites_that_were_silent(app, flwr, capsys):
+    flwr(STARTED, state="failed", why="QuorumError: 1 site replied", flower=("finished", "failed", ""))
+    write_program(app, reported(app, REPORTS[:1], REPORTS[1:3]))
+    assert main(["deploy", "run"]) == 1
+    error = capsys.readouterr().err
+    assert "QuorumError: 1 site replied; in its last exchange, Ulm did not reply: no answer" in error
+    assert "long ago" not in error
+
+
+def test_a_run_that_finished_names_the_sites_that_missed_exchanges(app, flwr, capsys):
+    flwr(STARTED)
+    write_program(app, reported(app, REPORTS[:1], REPORTS[1:]))
+    assert main(["deploy", "run", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["missing"] == {"Ulm": 2}
+    write_program(app, reported(app, REPORTS[:1], REPORTS[1:]))
+    assert main(["deploy", "run"]) == 0
+    assert "Ulm, in 2 of 3 exchanges" in capsys.readouterr().out
+
+
+def write_program(app, command):
+    """The `flwr` command also runs this."""
+    path = app.parent / "bin" / "flwr"
+    path.write_text(f"#!/bin/sh\necho {STARTED}\n: {command}\n")
+
+
 def test_a_silent_superlink_at_the_end_is_an_error(app, flwr, link, capsys):
     flwr(STARTED)
     link.silent = True
@@ -143,9 +118,9 @@ def test_a_silent_superlink_at_the_end_is_an_error(app, flwr, link, capsys):
 
 def test_ctrl_c_says_that_the_run_continues(app, flwr, tmp_path):
     flwr(STARTED, "$(sleep 60)")
-    script = "import os, signal, sys; from fedstrata.cli import deploy_run; from fedstrata.cli.main import main; "
+    script = "import os, signal, sys; from fedstrata.cli.operations import runs; from fedstrata.cli.main import main; "
     script += "signal.signal(signal.SIGINT, signal.default_int_handler); "  # a job in the background ignores it
-    script += "deploy_run.at = lambda server: dict(os.environ); sys.exit(main(['deploy', 'run']))"
+    script += "runs.at = lambda server: dict(os.environ); sys.exit(main(['deploy', 'run']))"
     (tmp_path / "bin/flwr").write_text(f"#!/bin/sh\necho {STARTED}\nexec sleep 60\n")
     given = {**os.environ, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
     process = subprocess.Popen(
@@ -260,84 +235,6 @@ def test_unregister_finds_the_node_by_its_key(app, link, capsys):
     assert "is not registered" in capsys.readouterr().err
     assert main(["deploy", "unregister", "server.toml"]) == 2
     assert main(["deploy", "unregister", "keys/nobody.pub"]) == 2
-
-
-def old_run(app, name, state, days):
-    folder = app / "out" / name
-    (folder / "checkpoints" / "round-3").mkdir(parents=True)
-    (folder / "checkpoints" / "round-3" / "data").write_bytes(b"x" * 1000)
-    for kept in ("model.npz", "evaluations.jsonl", "reports.jsonl", "solution.npz"):
-        (folder / kept).write_bytes(b"x")
-    write_status(folder, run=name, state=state)
-    found = read_status(folder) | {"updated": (datetime.now(UTC) - timedelta(days=days)).isoformat()}
-    (folder / "status.json").write_text(json.dumps(found))
-    return folder
-
-
-def cleaned(capsys, *words):
-    assert main(["deploy", "clean", *words, "--json"]) == 0
-    return [row["path"] for row in json.loads(capsys.readouterr().out)["files"]]
-
-
-def test_clean_shows_and_removes_only_old_checkpoints_of_runs_that_ended(app, link, flwr, capsys):
-    flwr("not to be called")
-    old, stopped = old_run(app, "old", "finished", 40), old_run(app, "stopped", "stopped", 31)
-    kept = [
-        old_run(app, "young", "finished", 10),
-        old_run(app, "died", "running", 90),
-        old_run(app, "bad", "failed", 90),
-    ]
-    found = cleaned(capsys)
-    assert found == [str(old / "checkpoints"), str(stopped / "checkpoints")]
-    assert (old / "checkpoints").exists()
-    assert cleaned(capsys, "--yes") == found
-    assert not (old / "checkpoints").exists()
-    assert all((folder / "checkpoints").exists() for folder in kept)
-    assert {p.name for p in old.iterdir()} >= {"model.npz", "evaluations.jsonl", "reports.jsonl", "status.json"}
-    assert cleaned(capsys) == []
-    assert str(kept[0] / "checkpoints") in cleaned(capsys, "--days", "5")
-    capsys.readouterr()
-    assert main(["deploy", "run", "--name", "old"]) == 2  # it would begin again, and spend privacy again
-    assert "choose another --name" in capsys.readouterr().err
-
-
-def test_clean_spares_a_run_that_has_a_server(app, link, capsys):
-    folder = old_run(app, "old", "finished", 40)
-    with only_server(folder, {}):
-        assert cleaned(capsys, "--yes") == []
-    assert (folder / "checkpoints").exists()
-
-
-def test_clean_removes_expired_certificates_and_unknown_keys_only_if_asked(app, link, capsys):
-    for name in ("authority.crt", "server.crt", "server.key"):
-        (app / "keys" / name).unlink()
-    server_keys(app / "keys", ["127.0.0.1"], days=0)
-    time.sleep(1.1)
-    link.nodes_found = [FlowerNode(5, "online", public_key(app / "keys/site-1.pub"))]
-    names = lambda paths: sorted(path.rpartition("/")[2] for path in paths)
-    assert names(cleaned(capsys)) == ["authority.crt", "server.crt", "server.key"]
-    assert names(cleaned(capsys, "--keys")) == ["authority.crt", "server.crt", "server.key", "site-2.pub"]
-    link.silent = True
-    assert main(["deploy", "clean", "--keys"]) == 2
-    assert (app / "keys/site-2.pub").exists()
-
-
-def test_clean_at_a_site_keeps_its_log_and_what_is_in_use(app, capsys):
-    state = app / "sites" / "site-1"
-    for name, days in (("old", 40), ("young", 3), ("now", 0)):
-        home = state / "runs" / name
-        home.mkdir(parents=True)
-        (home / "1_0.state").write_bytes(b"x")
-        for path in (home / "1_0.state", home):
-            os.utime(path, (time.time() - days * 86400,) * 2)
-    (state / "log.jsonl").write_text("{}\n")
-    assert cleaned(capsys, "sites/site-1.toml") == [str(state / "runs" / "old")]
-    with only_supernode(state):
-        assert len(cleaned(capsys, "sites/site-1.toml", "--days", "0")) == 2  # not that of today
-    assert cleaned(capsys, "sites/site-1.toml", "--yes") == [str(state / "runs" / "old")]
-    assert not (state / "runs" / "old").exists()
-    assert (state / "runs" / "young").exists()
-    assert (state / "log.jsonl").exists()
 
 
 def test_help_names_every_action():

@@ -44,13 +44,17 @@ def on_bytes(forgery):
 def no_parser():
     """Nothing that sites send may reach a parser of array files or pickles."""
 
+    seen = []
+
     def never(*given, **more):
-        raise AssertionError("a parser has seen what a site sent")
+        seen.append(given)
+        raise AssertionError("a parser has seen what a site sent")  # which a server may take for a malformed reply
 
     with pytest.MonkeyPatch.context() as patch:
         for holder, name in ((np, "load"), (np.lib.format, "read_array"), (pickle, "loads"), (Array, "numpy")):
             patch.setattr(holder, name, never)
         yield
+    assert seen == []
 
 
 def served(grid, folder, **changes):

@@ -5,6 +5,7 @@ import struct
 
 import numpy as np
 
+from fedstrata.data.validation import LARGEST
 from fedstrata.deploy.messages import Message
 
 
@@ -116,4 +117,12 @@ EVALUATIONS = {
     "labels that nobody wanted": _changed(arrays=lambda arrays: {**arrays, "said.labels['train']": np.zeros(9, bool)}),
     "a truth value of 2": lambda body: body[:-1] + b"\2",
     "a measure more": _changed(arrays=lambda arrays: {**arrays, "said.values['train/x']": np.zeros(())}),
+}
+
+# Values that an evaluation accepts. Some of them cannot be written as JSON numbers.
+ODD_MEASURES = {
+    "undefined": _said("said.values['train/objective']", np.nan),
+    "the largest number": _said("said.values['train/objective']", np.finfo(np.float64).max),
+    "no rows": _said("said.counts['train']", 0),
+    "the most rows": _said("said.counts['train']", LARGEST),
 }

@@ -38,8 +38,8 @@ from pathlib import Path
 from typing import Any
 
 from fedstrata.base.errors import unknown
-from fedstrata.cli import deploy_run, deploy_status
-from fedstrata.cli.deploy_run import app_of, at, become, file_at, server_file
+from fedstrata.cli.operations import clean, runs, status
+from fedstrata.cli.operations.files import app_of, at, become, file_at, server_file
 from fedstrata.cli.output import console, print_json, print_table
 from fedstrata.cli.parsing import Mistake, json_option, whole
 
@@ -241,6 +241,6 @@ def _site(options: argparse.Namespace) -> int:
 
 _ACTIONS = {
     "init": _init, "local": _local, "keys": _keys, "register": _register, "approve": _approve, "check": _check,
-    "server": _server, "site": _site, "run": deploy_run.run, "status": deploy_status.status, "stop": deploy_run.stop,
-    "unregister": deploy_run.unregister, "clean": deploy_status.clean,
+    "server": _server, "site": _site, "run": runs.run, "status": status.status, "stop": runs.stop,
+    "unregister": runs.unregister, "clean": clean.clean,
 }  # fmt: skip

@@ -1,8 +1,8 @@
 """Every change that is made to Flower's modules. No other file assigns to their attributes.
 
 Flower's fixed waits suit rounds of minutes; an exchange here may take milliseconds. Its SuperNode ends if the server
-rejects it after a crash, because its clock is wrong, or after a minute without a network. Its client app runs whatever
-app the server sends. Each function below changes one of these.
+rejects it after a crash, because its clock is wrong, or after a minute without a network; after a run was stopped, it
+is late. Its client app runs whatever app the server sends. Each function below changes one of these.
 """
 
 import importlib
@@ -13,6 +13,7 @@ import types
 from collections.abc import Callable
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from functools import partial
 from typing import Any
 
 POLL = 0.5  # seconds between two polls of the server by a site; Flower: 3
@@ -57,6 +58,35 @@ def short_heartbeats() -> None:
     """Let the server notice a dead SuperNode, and accept its successor, after twenty seconds and not after a minute."""
     for name in ("flwr.supercore.heartbeat", "flwr.supernode.fleet_http_connection"):
         importlib.import_module(name).__dict__["HEARTBEAT_DEFAULT_INTERVAL"] = HEARTBEAT
+
+
+def abandon_stopped_runs() -> None:
+    """Let a SuperNode drop a message whose run is stopped while it arrives, and send replies whenever they are ready.
+
+    Flower answers such a message nevertheless. But it sends replies only after it has received a message, the oldest
+    first: from then on, each would be one message late.
+    """
+    module: Any = importlib.import_module("flwr.supernode.start_client_internal")
+    module._pull_and_store_message = _abandoning(module._pull_and_store_message, module.RunNotRunningException)
+
+
+def _abandoning(pull: Callable[..., Any], stopped: type[Exception]) -> Callable[..., Any]:
+    def failing(part: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return part(*arguments)
+        except stopped:
+            raise RuntimeError("its run was stopped") from None  # after any other error, Flower drops the message
+
+    def pulled(state: Any, pull_object: Any, confirm_message_received: Any, **given: Any) -> int | None:
+        parts, confirm = partial(failing, pull_object), partial(failing, confirm_message_received)
+        found = pull(state=state, pull_object=parts, confirm_message_received=confirm, **given)
+        if found is not None:
+            return found
+        with state.lock_msg_store:
+            ready = [e.message.metadata for e in state.msg_store.values() if not e.is_retrieved]
+        return next((about.run_id for about in ready if about.reply_to_message_id), None)
+
+    return pulled
 
 
 def persistent_connections() -> None:

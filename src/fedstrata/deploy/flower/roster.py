@@ -147,11 +147,11 @@ class Roster:
             summary = DataSummary.decode(survey)
             if self.names is not None and summary.site not in self.names:
                 raise ValueError(f"{summary.site!r} is not one of the run's sites")
-            self.check(summary)
+            if not self._refuse(number, summary, mark):
+                self.check(summary)
+                self._enter(number, summary, mark)
         except Exception as error:
             self._leave_out(number, f"node {number} has no valid data summary and is left out: {described(error)}")
-            return
-        self._enter(number, summary, mark)
 
     def _leave_out(self, number: int, why: str, claims: str = "", changed: bool = False) -> None:
         """Leave a node out until it sends a valid summary; it is asked again later, and only if a site is missing."""
@@ -162,16 +162,18 @@ class Roster:
             self._lines.write(logging.ERROR if claims else logging.WARNING, line)
         node.site, node.why, node.claims, node.changed = "", line, claims, changed
 
-    def _enter(self, number: int, summary: DataSummary, mark: str) -> None:
-        name, begun, asked = summary.site, self.begun.get(summary.site), self._known[number].asked
-        if self.marks.setdefault(name, mark) != mark:
+    def _refuse(self, number: int, summary: DataSummary, mark: str) -> bool:
+        """Leave out a node that is not the site whose name it has, or not as it was; returns whether that is so."""
+        name, begun = summary.site, self.begun.get(summary.site)
+        if self.marks.get(name, mark) != mark:
             self._leave_out(
                 number,
                 f"another site has the name {name!r}, or {name} came back without its state folder; node {number} is "
                 "refused: give it a different name, restore the folder, or unregister the node",
                 name,
             )
-        elif begun is not None and (changed := begun.difference(summary)):
+            return True
+        if begun is not None and (changed := begun.difference(summary)):
             self._leave_out(
                 number,
                 f"{name} has changed since the run began: {changed}; it is refused: restore it, or start a new run "
@@ -179,11 +181,15 @@ class Roster:
                 name,
                 changed=True,
             )
-        else:
-            for message in asked:
-                self._pending.pop(message, None)
-            self._known[number] = _Node(name, due=math.inf)
-            self.nodes[name], self.summaries[name] = number, summary
+            return True
+        return False
+
+    def _enter(self, number: int, summary: DataSummary, mark: str) -> None:
+        for message in self._known[number].asked:
+            self._pending.pop(message, None)
+        self._known[number] = _Node(summary.site, due=math.inf)
+        self.marks[summary.site], self.nodes[summary.site] = mark, number
+        self.summaries[summary.site] = summary
 
     def gather(self, sites: int | tuple[str, ...]) -> list[DataSummary]:
         """The summaries of a new run's sites, in the order of their names; waits for them.
@@ -222,7 +228,7 @@ class Roster:
             )
         if len(here) < expected:
             out = [node.why for node in self._known.values() if node.why]
-            note = f"; {len(out)} nodes are left out: {listed(out, 3)}" if out else ""
+            note = f"; {listed(out, 3)}" if out else ""
             return f"{len(here)} of {expected} sites are connected: {listed(here) or 'none'}{note}"
         try:
             self.check(*(self.summaries[name] for name in here))

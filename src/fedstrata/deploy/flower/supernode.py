@@ -98,6 +98,7 @@ def main() -> None:
         patches.sign_with_the_servers_time(clock)
         patches.persistent_activation(clock)
         patches.persistent_connections()
+        patches.abandon_stopped_runs()
         sys.argv[0] = "flower-supernode"
         flower_supernode()
         # It returns only after an error, and its web server would keep the process alive, deaf to the server.

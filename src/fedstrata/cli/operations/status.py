@@ -1,24 +1,19 @@
-"""What a server or a site holds: `fedstrata deploy status`, and `clean`, which removes what is old."""
+"""What a server or a site holds: `fedstrata deploy status`."""
 
 import argparse
 import contextlib
 import json
-import shutil
-import time
 from collections import Counter
-from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from fedstrata.cli.deploy_run import app_of, file_at, server_file
+from fedstrata.cli.operations.files import app_of, file_at, server_file
 from fedstrata.cli.output import print_json, print_table
 from fedstrata.cli.parsing import Mistake
 
 if TYPE_CHECKING:
     from fedstrata.deploy.flower.config import ServerConfig, SiteConfig
-
-DAY = 86400.0
 
 
 def status(options: argparse.Namespace) -> int:
@@ -35,7 +30,7 @@ def status(options: argparse.Namespace) -> int:
     runs = [run_status(folder) for folder in run_folders(app) if options.name in (None, folder.name)]
     if options.name is not None and not runs:
         raise Mistake(f"there is no run {options.name!r} in {app / 'out'}; `fedstrata deploy status` lists them")
-    nodes, silent = _nodes(app, server_file(options))
+    nodes, silent = registered(app, server_file(options))
     if options.json:
         print_json({"runs": runs, "nodes": nodes, "superlink": silent})
         return 0
@@ -77,7 +72,7 @@ def run_status(folder: Path) -> dict[str, Any]:
     return {**found, "server": who, "model": str(model) if model.exists() else found.get("model")}
 
 
-def _nodes(app: Path, server: "ServerConfig") -> tuple[list[dict[str, Any]] | None, str | None]:
+def registered(app: Path, server: "ServerConfig") -> tuple[list[dict[str, Any]] | None, str | None]:
     """The registered sites, by the names of the keys in the app's folder; None and why, if the SuperLink is silent."""
     from fedstrata.deploy.flower.control import Control, public_key
 
@@ -138,8 +133,8 @@ def _held_runs(folder: Path) -> list[dict[str, Any]]:
     for name in sorted({*homes, *logged}):
         home = homes.get(name)
         stages = [list(stage) for stage in DiskStore(home, name).stages()] if home else []
-        used = _day(_last_used(home)) if home else None
-        found.append({"run": name, "bytes": _size(home), "stages": stages, "used": used, "log": logged.get(name)})
+        used = _day(last_used(home)) if home else None
+        found.append({"run": name, "bytes": size(home), "stages": stages, "used": used, "log": logged.get(name)})
     return found
 
 
@@ -170,119 +165,13 @@ def _said(log: dict[str, Any] | None) -> str:
     return f"{counts}; {sent}; last: {log['last'].get('kind')} {log['last'].get('stage')}" + (f", {why}" if why else "")
 
 
-class _Old(NamedTuple):
-    """Something that may be removed."""
-
-    path: Path
-    why: str
-    run: Path | None = None  # the server's run whose checkpoints these are
-
-
-def clean(options: argparse.Namespace) -> int:
-    """Show what is old, or remove it.
-
-    Args:
-        options: of the command line.
-    """
-    if options.what is not None:
-        from fedstrata.deploy.flower.config import SiteConfig
-
-        old = list(_old_at_site(SiteConfig.read(file_at(options.what)), options.days))
-    else:
-        old = list(_old_at_server(*_app_and_server(options), options.days, options.keys))
-    found = [{"path": str(o.path), "bytes": _size(o.path), "why": o.why} for o in old]
-    for one in old if options.yes else ():
-        _remove(one)
-    if options.json:
-        print_json({"removed": options.yes, "files": found})
-        return 0
-    if not found:
-        print(f"nothing to remove is at least {options.days} days old")
-        return 0
-    rows = [[f"{f['bytes'] / 1e6:.1f}", f["path"], f["why"]] for f in found]
-    print_table("removed" if options.yes else "to be removed with --yes", [">MB", "what", "why"], rows)
-    return 0
-
-
-def _app_and_server(options: argparse.Namespace) -> tuple[Path, "ServerConfig"]:
-    return app_of(options)[0], server_file(options)
-
-
-def _old_at_server(app: Path, server: "ServerConfig", days: int, keys: bool) -> Iterator[_Old]:
-    from fedstrata.deploy.flower.keys import CERTIFICATE, KEY
-
-    for folder in run_folders(app):
-        found = run_status(folder)
-        age = (time.time() - _updated(found, folder)) / DAY
-        ended = found["state"] in ("finished", "stopped") and found["server"] is None
-        if ended and age >= days and (folder / "checkpoints").is_dir():
-            yield _Old(folder / "checkpoints", f"{found['state']} {age:.0f} days ago; cannot be resumed then", folder)
-    home = app / server.keys
-    yield from _expired(home)
-    if _is_expired(home / CERTIFICATE) and (home / KEY).exists():
-        yield _Old(home / KEY, "its certificate has expired")
-    if keys:
-        nodes, why = _nodes(app, server)
-        if nodes is None:
-            raise Mistake(f"--keys must ask the SuperLink which keys are registered: {why}")
-        known = {node["key"] for node in nodes}
-        for path in sorted(home.glob("*.pub")):
-            if path.name not in known:
-                yield _Old(path, "not registered")
-
-
-def _old_at_site(site: "SiteConfig", days: int) -> Iterator[_Old]:
-    """A site is not told that a run has ended; a run that was used within a day stays while the site is connected."""
-    from fedstrata.deploy.flower.run_lock import is_held
-    from fedstrata.deploy.flower.supernode import LOCK
-
-    folder = site.folder / site.state
-    running = bool(is_held(folder / LOCK)) or bool(is_held(folder / "worker.lock"))
-    for home in sorted(path for path in (folder / "runs").glob("*") if path.is_dir() and not path.is_symlink()):
-        age = (time.time() - _last_used(home)) / DAY
-        if age >= max(days, 1 if running else 0):
-            yield _Old(home, f"last used {age:.0f} days ago; the site cannot take part in this run any more then")
-    authority = site.folder / site.authority
-    if _is_expired(authority):
-        yield _Old(authority, "expired")
-
-
-def _expired(home: Path) -> Iterator[_Old]:
-    yield from (_Old(path, "expired") for path in sorted(home.glob("*.crt")) if _is_expired(path))
-
-
-def _is_expired(path: Path) -> bool:
-    from fedstrata.deploy.flower.keys import days_left
-
-    try:
-        return days_left(path) < 0
-    except (OSError, ValueError):
-        return False
-
-
-def _remove(old: _Old) -> None:
-    from fedstrata.deploy.flower.run_lock import only_server, write_status
-
-    if old.run is None:
-        shutil.rmtree(old.path) if old.path.is_dir() else old.path.unlink()
-        return
-    with only_server(old.run, {}):  # no server can start meanwhile
-        write_status(old.run, cleaned=True)
-        shutil.rmtree(old.path)
-
-
-def _updated(found: dict[str, Any], folder: Path) -> float:
-    try:
-        return datetime.fromisoformat(found["updated"]).timestamp()
-    except (KeyError, TypeError, ValueError):
-        return _last_used(folder)
-
-
-def _last_used(folder: Path) -> float:
+def last_used(folder: Path) -> float:
+    """When something in a folder was written last, in seconds since 1970."""
     return max(path.lstat().st_mtime for path in (folder, *folder.rglob("*")))
 
 
-def _size(path: Path | None) -> int:
+def size(path: Path | None) -> int:
+    """The bytes of a file, or of all files of a folder."""
     if path is None:
         return 0
     files = path.rglob("*") if path.is_dir() and not path.is_symlink() else [path]

@@ -1,18 +1,16 @@
-"""Runs of `fedstrata deploy`: started and watched, stopped; and the files of an app that its actions need."""
+"""Runs of `fedstrata deploy`: started and watched, stopped; and a site that is unregistered."""
 
 import argparse
 import json
-import os
 import re
-import shlex
 import subprocess
 import sys
 import time
-import tomllib
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedstrata.cli.operations.files import app_of, at, become, file_at, run_name, server_file
 from fedstrata.cli.output import print_json
 from fedstrata.cli.parsing import Mistake
 
@@ -147,6 +145,8 @@ def _why_unfinished(server: "ServerConfig", number: int | None, last: str, folde
     why = status.get("why") if mine else None
     if flower is None:
         return f"the SuperLink does not know its run {number} any more"
+    if flower.outcome == "stopped":
+        return f"it was stopped; `fedstrata deploy run --name {folder.name}` resumes it"
     found = why or flower.details or f"Flower says {flower.status}:{flower.outcome}"
     return " ".join(str(found).split())
 
@@ -237,60 +237,3 @@ def unregister(options: argparse.Namespace) -> int:
     else:
         print(f"{key} is not registered any more: the server rejects it for ever; to return, the site needs a new key")
     return 0
-
-
-def run_name(options: argparse.Namespace) -> str:
-    """The run's name; a Mistake if it cannot name a folder."""
-    name = options.name or "first"
-    if not re.fullmatch(r"[\w-][\w.-]*", name):
-        raise Mistake(f"--name {name!r} must have letters, digits, '-', '_' and '.' only: it names a folder")
-    return name
-
-
-def become(options: argparse.Namespace, command: list[str], given: dict[str, str]) -> int:
-    """Replace this process with a program of Flower, whose files are for their owner alone; or show its command.
-
-    Args:
-        options: of the command line.
-        command: the program's.
-        given: its environment.
-    """
-    if options.print:
-        new = [f"{name}={value}" for name, value in given.items() if os.environ.get(name) != value]
-        print(shlex.join(["env", *new, *command]))
-        return 0
-    os.umask(0o077)
-    os.execvpe(command[0], command, given)
-
-
-def at(server: "ServerConfig") -> dict[str, str]:
-    """The environment of Flower's command line for this server."""
-    from fedstrata.deploy.flower.config import environment
-
-    return environment(server.connect())
-
-
-def server_file(options: argparse.Namespace) -> "ServerConfig":
-    """The server in the app's server.toml."""
-    from fedstrata.deploy.flower.config import ServerConfig
-
-    return ServerConfig.read(file_at(app_of(options)[0] / "server.toml"))
-
-
-def file_at(path: str | Path) -> Path:
-    """The path of a file that exists; a Mistake otherwise."""
-    if not Path(path).is_file():
-        raise Mistake(f"there is no {path}")
-    return Path(path)
-
-
-def app_of(options: argparse.Namespace) -> tuple[Path, str]:
-    """The app's folder, and the import path of its `Deployment`."""
-    app = Path(options.app).absolute()
-    try:
-        parts = tomllib.loads((app / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["components"]
-    except (OSError, KeyError):
-        raise Mistake(
-            f"{app} has no Flower app; create one with `fedstrata deploy init`, or set its folder with --app"
-        ) from None
-    return app, f"{parts['clientapp'].partition('.')[0]}.task:deployment"
