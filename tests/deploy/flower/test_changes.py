@@ -133,7 +133,8 @@ def test_clocks_that_are_ten_minutes_wrong_are_corrected(flower, expected):
 
 def flower_alone(flower, name):
     """The log of a site's SuperNode as Flower has it, until it ends."""
-    site = flower.sites[name]
+    site, log = flower.sites[name], flower.home / f"{name}-alone.log"
     words = [*flower.prefix, "flower-supernode", *site.command()[3:]]
-    given = {**site.environment(), **flower.extra}
-    return subprocess.run(words, env=given, capture_output=True, text=True, timeout=60).stderr
+    with log.open("w") as file:  # and no pipe, which its helper would keep open
+        subprocess.run(words, env={**site.environment(), **flower.extra}, stdout=file, stderr=file, timeout=60)
+    return log.read_text()

@@ -14,8 +14,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from fedstrata.base.files import replacing
 from fedstrata.base.text import one_line
+from fedstrata.deploy import state_files
 
 LOCK, STATUS = "server.lock", "status.json"
 LONGEST = 2000  # characters of the reason why a run failed
@@ -58,7 +58,11 @@ def held(path: Path, text: str, patience: float = PROBES) -> Iterator[bool]:
         text: what is written into it.
         patience: seconds to wait for the lock.
     """
-    lock, until = os.open(path, os.O_CREAT | os.O_RDWR, 0o600), time.monotonic() + patience
+    try:
+        lock, until = os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o600), time.monotonic() + patience
+    except OSError as error:
+        why = f"the lock {path} cannot be opened: {error.strerror}; move away what is there"
+        raise state_files.DamagedFile(why) from None
     try:
         while not (mine := _locked(lock, fcntl.LOCK_EX)) and time.monotonic() < until:
             time.sleep(0.05)
@@ -103,9 +107,7 @@ def write_status(folder: Path, **state: Any) -> None:
     """
     private(folder)
     content = json.dumps({**read_status(folder), **state, "updated": _now()}, indent=1)
-    with replacing(folder / STATUS) as path:
-        path.write_text(content)
-    (folder / STATUS).chmod(0o600)
+    state_files.write_text(folder / STATUS, content)
 
 
 def read_status(folder: Path) -> dict[str, Any]:
@@ -156,8 +158,8 @@ def _now() -> str:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text())
-    except (OSError, ValueError):
+        found = json.loads(state_files.read_text(path, "remove it") or "")
+    except (state_files.DamagedFile, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 
