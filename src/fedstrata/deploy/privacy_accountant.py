@@ -40,7 +40,7 @@ class PrivacyAccountant:
         """Keep the counts in a file from now on. What was counted in memory comes on top of what the file has.
 
         Args:
-            folder: of the file. A second call changes nothing: the first file stays.
+            folder: of the file; in a second call it does not matter: the first file stays.
             counts: from a checkpoint; they are part of what the file has.
             begun: whether the run has begun, so that there must be a file.
 
@@ -48,7 +48,10 @@ class PrivacyAccountant:
             DamagedFile: it is missing or damaged.
             ValueError: it is of a run with other noise.
         """
-        if self.privacy is None or self.file is not None:
+        if self.privacy is None:
+            return
+        if self.file is not None:
+            self.counts |= {name: max(count, self.counts.get(name, 0)) for name, count in (counts or {}).items()}
             return
         file = folder / FILE
         written = self._written(file, self.privacy)

@@ -22,12 +22,12 @@ from fedstrata.deploy.flower.grid_link import grid_link
 from fedstrata.deploy.flower.patches import short_pulls
 from fedstrata.deploy.flower.roster import Roster
 from fedstrata.deploy.flower.run_lock import only_server, reported, write_status
-from fedstrata.deploy.flower.sites_file import FILE, Begun, Program
+from fedstrata.deploy.flower.sites_file import FILE, REMEDY, Begun, Program
 from fedstrata.deploy.link import Report
 from fedstrata.deploy.magnitudes import largest
 from fedstrata.deploy.server import DivergedError, QuorumError, Server, ServerState
 from fedstrata.deploy.terms import Terms, check_name
-from fedstrata.engine.checkpoint import Checkpoints
+from fedstrata.engine.checkpoint import CheckpointError, Checkpoints
 from fedstrata.engine.saving import keep_model
 
 UPLOAD = 15.0  # seconds after which a reply with missing parts counts as lost,
@@ -89,6 +89,8 @@ def serve(
     mine, begun = Program(settings_of(deployment), versions(), program), Begun.read(folder / FILE)
     if begun is not None:
         begun.program.check(mine, folder, new_code)
+    elif store.rounds():
+        raise CheckpointError(f"{folder / FILE} is missing, and the run has begun; {REMEDY}")
     short_pulls(UPLOAD)  # also of data summaries: a node that never finishes its upload must not stop the server
     roster, summaries = _connected(deployment, grid, begun, run)
     Begun(summaries, {summary.site: roster.marks[summary.site] for summary in summaries}, mine).write(folder / FILE)
@@ -102,6 +104,7 @@ def serve(
         server = Server(agreement, names, link, quorum=deployment.quorum)
         status = _Status(folder, server, deployment.rounds)
         server.on_report = _report_writer(reports, deployment.rounds, status)
+        server.accountant.keep_in(folder, begun=bool(store.rounds()))
         now = server.load(store)
         _spent(server)  # fails now, and not after the last round, if the accounting package is missing
         status.write(now.round if now else 0)
@@ -191,7 +194,8 @@ def _with_retries(attempt: Callable[[], ServerState]) -> ServerState:
 def _report_writer(file: TextIO, rounds: int, status: _Status) -> Callable[[Report], None]:
     def write(report: Report) -> None:
         status.see(report)
-        log.info("%s", report)
+        if not report.missing:  # otherwise the caller has logged it
+            log.info("%s", report)
         row = {"stage": list(report.stage), "of": rounds, "received": list(report.received), "missing": report.missing}
         print(json.dumps(row), file=file, flush=True)
 
