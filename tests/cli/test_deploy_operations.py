@@ -14,10 +14,13 @@ pytest.importorskip("flwr", reason="flwr is not installed")
 
 from superlinks import app, flwr, link
 
+from fedstrata.base.accounting import epsilon
 from fedstrata.cli.main import main
 from fedstrata.deploy.flower.control import FlowerNode, FlowerRun, public_key
 from fedstrata.deploy.flower.run_lock import only_server, read_status, write_status
 from fedstrata.deploy.flower.supernode import only_supernode
+from fedstrata.deploy.site_log import SiteLog
+from fedstrata.deploy.state_files import write_json
 
 __all__ = ["app", "flwr", "link"]  # fixtures
 
@@ -82,15 +85,6 @@ def reported(app, before, after):
     lines = lambda rows: "".join(json.dumps(row) + "\n" for row in rows)
     (app / "out/first/reports.jsonl").write_text(lines(before))
     return f"$(printf %s {shlex.quote(lines(after))} >> {app}/out/first/reports.jsonl)"
-
-
-def test_a_run_that_failed_names_the_sites_that_were_silent(app, flwr, capsys):
-    flwr(STARTED, state="failed", why="QuorumError: 1 site replied", flower=("finished", "failed", ""))
-    write_program(app, reported(app, REPORTS[:1], REPORTS[1:3]))
-    assert main(["deploy", "run"]) == 1
-    error = capsys.readouterr().err
-    assert "QuorumError: 1 site replied; in its last exchange, Ulm did not reply: no answer" in error
-    assert "long ago" not in error
 
 
 def test_a_run_that_finished_names_the_sites_that_missed_exchanges(app, flwr, capsys):
@@ -212,19 +206,28 @@ def test_status_of_a_site_shows_what_it_holds_and_who_lives(app, capsys):
     state = app / "sites" / "site-1"
     (state / "runs" / "first").mkdir(parents=True)
     (state / "runs" / "first" / "4_1.state").write_bytes(b"x" * 2_000_000)
-    row = {"n": 1, "time": "t", "kind": "call", "run": "first", "stage": [4, 1], "way": "out", "bytes": 1000}
-    lines = [{**row, "verdict": "sent", "why": None}, {**row, "verdict": "refused", "why": "no budget"}]
-    (state / "log.jsonl").write_text("\n".join(map(json.dumps, lines)) + '\n{"torn')
+    counts = {"exchanges": {"site-1": 3}, "noise": 2.0, "delta": 1e-5, "where": "sites"}
+    write_json(state / "runs" / "first" / "privacy.json", counts)
+    log = SiteLog(state / "log.jsonl", "site-1")
+    about = {"run": "first", "stage": [4, 1]}
+    log.add("answer", **about, way="out", bytes=1_500_000, verdict="sent")
+    log.add("refused", **about, way="in", verdict="refused", why="no budget")
+    log.close()
     assert main(["deploy", "status", "sites/site-1.toml"]) == 0
-    said = capsys.readouterr().out
+    said = " ".join(capsys.readouterr().out.split())
     for text in ("supernode does not run", "worker does not run", "2.0", "round 4, exchange 1", "1 sent, 1 refused"):
         assert text in said
-    assert "no budget" in said
+    for text in ("1.5 MB sent", "no budget", f"{epsilon(2.0, 3, 1e-5):.3g}", "The chain of its log is whole"):
+        assert text in said
     with only_supernode(state):
         assert main(["deploy", "status", "sites/site-1.toml", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert (found["supernode"], found["worker"]) == (True, False)
-    assert found["runs"][0]["log"]["bytes"] == {"out": 2000}
+    assert (found["supernode"], found["worker"], found["log"]) == (True, False, "whole")
+    assert found["runs"][0]["log"]["bytes"]["out"] == 1_500_000
+    text = (state / "log.jsonl").read_text()
+    (state / "log.jsonl").write_text(text.replace("no budget", "one budge"))
+    assert main(["deploy", "status", "sites/site-1.toml"]) == 1
+    assert "was changed, moved or left out" in " ".join(capsys.readouterr().out.split())
 
 
 def test_unregister_finds_the_node_by_its_key(app, link, capsys):

@@ -177,7 +177,7 @@ def test_a_run_is_bit_identical_after_a_crash_at_any_stage(name, dies, tmp_path)
         for site in sites:
             site.store = DiskStore(tmp_path / site.name, site.name)
 
-        def deadly(calls, link=plain.link):
+        def deadly(calls, link=plain.caller.link):
             nonlocal exchanges
             exchanges += 1
             if exchanges in DEATHS:  # after all sites have worked, or one of them

@@ -84,7 +84,7 @@ def _messages(task: Any, algorithm: Any, start: Any) -> str:
     server, _, _ = in_process_run(
         task.problem, algorithm, task.federation, run="run", seed=5, params=start, batch_size=3, cohort=3
     )
-    link = server.link
+    link = server.caller.link
 
     def counted(calls: Any) -> Any:
         replies = link(calls)
@@ -93,7 +93,7 @@ def _messages(task: Any, algorithm: Any, start: Any) -> str:
                 whole.update(letters[site].encode())
         return replies
 
-    server.link = counted
+    server.caller.link = counted
     advance(server, 3)
     return whole.hexdigest()
 

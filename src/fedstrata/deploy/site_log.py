@@ -104,9 +104,13 @@ def line_hash(line: Mapping[str, Any]) -> str:
 
 
 def broken(path: Path) -> str:
-    """What is wrong with a log, in words, with the number of the first bad line; empty if its chain is whole."""
+    """What is wrong with a log, in words, with the number of the first bad line; empty if its chain is whole.
+
+    A last line without an end is being written, or a crash cut it short: the site's next start deals with it.
+    """
     try:
-        for _ in _checked(path.read_bytes(), path, path.parent.name):
+        data = path.read_bytes()
+        for _ in _checked(data[: data.rfind(b"\n") + 1], path, path.parent.name):
             pass
     except (SiteLogError, OSError) as error:
         return str(error)

@@ -35,6 +35,8 @@ def codes(group: GroupOf, split: Any, where: str) -> np.ndarray:
             f"{where}: a group is one whole number per example, got {values.dtype} {values.shape}; number the groups "
             "from 0, e.g. with numpy.unique(column, return_inverse=True)"
         )
+    if values.strides == (0,) and values.size:  # a placeholder for the rows of a site, which take no memory
+        return np.broadcast_to(values[:1].astype(np.int64), values.shape)
     return values.astype(np.int64)
 
 

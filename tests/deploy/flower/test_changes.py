@@ -118,7 +118,9 @@ def test_clocks_that_are_ten_minutes_wrong_are_corrected(flower, expected):
     for site, (seconds, _) in wrong.items():
         alter(flower, site, clock=seconds)
         stop(flower, site)
-        assert "SuperNode ID" not in flower_alone(flower, site)  # the server does not let it in
+        said = flower_alone(flower, site)
+        assert "SuperNode terminated" in said  # the server does not let it in, and it ends
+        assert "SuperNode ID" not in said
         flower.start_site(site)
     code, said = deploy(flower, "run", "--name", "clocks")
     for site in wrong:

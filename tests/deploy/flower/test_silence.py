@@ -72,7 +72,7 @@ def test_a_site_that_is_silent_beyond_the_deadline_is_named_and_the_run_resumes(
     with paused(*processes(flower, silent)):
         code, said = command.ended()
     assert code == 1
-    assert f"{site} did not reply: no answer" in said.splitlines()[-1]
+    assert f"{site}: no answer" in said.splitlines()[-1]
     code, said = deploy(flower, "run", "--name", f"long-{silent}")
     assert code == 0, said
     np.testing.assert_allclose(solution(flower, f"long-{silent}")["params"], expected, rtol=1e-12)

@@ -16,6 +16,7 @@ from fedstrata.cli.parsing import Mistake
 if TYPE_CHECKING:
     from fedstrata.deploy.flower.config import ServerConfig, SiteConfig
 
+PRIVACY = "privacy.json"  # a site's count of what it has spent in a run
 DAY = 86400.0
 
 
@@ -88,6 +89,8 @@ def _old_at_site(site: "SiteConfig", days: int) -> Iterator[_Old]:
     folder = site.folder / site.state
     running = bool(is_held(folder / LOCK)) or bool(is_held(folder / "worker.lock"))
     for home in sorted(path for path in (folder / "runs").glob("*") if path.is_dir() and not path.is_symlink()):
+        if all(path.name == PRIVACY for path in home.iterdir()):
+            continue
         age = (time.time() - last_used(home)) / DAY
         if age >= max(days, 1 if running else 0):
             yield _Old(home, f"last used {age:.0f} days ago; the site cannot take part in this run any more then")
@@ -113,7 +116,11 @@ def _remove(old: _Old) -> None:
     from fedstrata.deploy.flower.run_lock import only_server, write_status
 
     if old.run is None:
-        shutil.rmtree(old.path) if old.path.is_dir() else old.path.unlink()
+        for path in list(old.path.iterdir()) if old.path.is_dir() else [old.path]:
+            if path.name != PRIVACY:  # what was spent stays spent
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+        if old.path.is_dir() and not any(old.path.iterdir()):
+            old.path.rmdir()
         return
     with only_server(old.run, {}):  # no server can start meanwhile
         write_status(old.run, cleaned=True)

@@ -62,8 +62,6 @@ def run(options: argparse.Namespace) -> int:
         )
         return 130
     why = _why_unfinished(server, number, last, folder)
-    if why is not None and (silent := reports.last_missing()):
-        why += f"; in its last exchange, {silent}"
     files = [str(folder / file) for file in RESULTS if (folder / file).exists()]
     if options.json:
         found = {"run": name, "flower_run": number, "finished": why is None, "why": why, "files": files}
@@ -93,12 +91,6 @@ class _Reports:
     def missing(self) -> dict[str, int]:
         """By site that did not reply in all exchanges: in how many."""
         return dict(Counter(site for row in self.rows() for site in row["missing"]))
-
-    def last_missing(self) -> str:
-        """Who did not reply in the last exchange, and why; empty if all did."""
-        return "; ".join(
-            f"{site} did not reply: {why}" for row in self.rows()[-1:] for site, why in row["missing"].items()
-        )
 
 
 def _passed_on(command: list[str], given: dict[str, str], log: Path, out: Any) -> tuple[int | None, str]:

@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import json
+import math
 from collections import Counter
 from datetime import datetime
 from pathlib import Path
@@ -109,18 +110,23 @@ def _stage(site: dict[str, Any]) -> str:
 def _site_status(options: argparse.Namespace, site: "SiteConfig") -> int:
     from fedstrata.deploy.flower.run_lock import is_held
     from fedstrata.deploy.flower.supernode import LOCK
+    from fedstrata.deploy.site_log import FILE, broken
 
     folder = site.folder / site.state
     alive = {"supernode": bool(is_held(folder / LOCK)), "worker": bool(is_held(folder / "worker.lock"))}
     runs = [found for found in _held_runs(folder) if options.name in (None, found["run"])]
+    wrong = broken(folder / FILE) if (folder / FILE).exists() else ""
     if options.json:
-        print_json({"site": site.site, **alive, "runs": runs})
-        return 0
+        print_json({"site": site.site, **alive, "log": wrong or "whole", "runs": runs})
+        return 1 if wrong else 0
     print(f"{site.site}: " + ", ".join(f"{who} {'runs' if here else 'does not run'}" for who, here in alive.items()))
     last = lambda stages: "round {}, exchange {}".format(*stages[-1]) if stages else ""
-    rows = [[r["run"], f"{r['bytes'] / 1e6:.1f}", last(r["stages"]), r["used"], _said(r["log"])] for r in runs]
-    print_table(f"{folder}", ["run", ">MB", "last stage", "last used", "log"], rows)
-    return 0
+    rows = [
+        [r["run"], f"{r['bytes'] / 1e6:.1f}", last(r["stages"]), r["used"], _epsilon(r), _said(r["log"])] for r in runs
+    ]
+    print_table(f"{folder}", ["run", ">MB", "last stage", "last used", ">ε", "log"], rows)
+    print(wrong or "The chain of its log is whole.")
+    return 1 if wrong else 0
 
 
 def _held_runs(folder: Path) -> list[dict[str, Any]]:
@@ -134,8 +140,24 @@ def _held_runs(folder: Path) -> list[dict[str, Any]]:
         home = homes.get(name)
         stages = [list(stage) for stage in DiskStore(home, name).stages()] if home else []
         used = _day(last_used(home)) if home else None
-        found.append({"run": name, "bytes": size(home), "stages": stages, "used": used, "log": logged.get(name)})
+        about = {"bytes": size(home), "stages": stages, "used": used, "epsilon": _spent(home)}
+        found.append({"run": name, **about, "log": logged.get(name)})
     return found
+
+
+def _spent(home: Path | None) -> float | None:
+    """The ε that a site has spent in a run, by its own count; None if the run is not private, or the file damaged."""
+    from fedstrata.base.accounting import epsilon
+    from fedstrata.deploy.privacy_accountant import FILE as COUNTS
+    from fedstrata.deploy.state_files import DamagedFile, read_json
+
+    try:
+        if home is None or (found := read_json(home / COUNTS, "restore it")) is None:
+            return None
+        spent = epsilon(found["noise"], max(found["exchanges"].values(), default=0), found["delta"])
+    except (DamagedFile, KeyError, TypeError, ImportError):
+        return None
+    return spent if math.isfinite(spent) else None
 
 
 def _log(path: Path) -> dict[str, dict[str, Any]]:
@@ -160,7 +182,7 @@ def _said(log: dict[str, Any] | None) -> str:
     if log is None:
         return "none"
     counts = ", ".join(f"{count} {verdict}" for verdict, count in log["verdicts"].items())
-    sent = ", ".join(f"{number / 1e6:.1f} MB {way}" for way, number in log["bytes"].items())
+    sent = f"{log['bytes']['out'] / 1e6:.1f} MB sent"
     why = log["last"].get("why")
     return f"{counts}; {sent}; last: {log['last'].get('kind')} {log['last'].get('stage')}" + (f", {why}" if why else "")
 

@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import json
+import logging
 import os
 import socket
 import sys
@@ -11,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fedstrata.base.few_lines import FewLines
 from fedstrata.base.text import one_line
 from fedstrata.data.federation import Federation
 from fedstrata.deploy import site_log
@@ -31,6 +33,8 @@ from fedstrata.deploy.terms import Terms
 
 IDLE = 3600.0  # seconds without a message after which a worker ends
 LOOK = 2.0  # seconds between two checks whether the site's SuperNode lives
+
+log = logging.getLogger("fedstrata")
 
 
 class Worker:
@@ -184,7 +188,7 @@ def serve(worker: Worker, listener: socket.socket) -> None:
         worker: answers.
         listener: a socket that listens.
     """
-    watch, last = SiteWatch(worker.folder), time.monotonic()
+    watch, last, lines = SiteWatch(worker.folder), time.monotonic(), FewLines(log)  # nobody can fill worker.log
     listener.settimeout(min(LOOK, IDLE))
     while True:
         try:
@@ -204,7 +208,7 @@ def serve(worker: Worker, listener: socket.socket) -> None:
             try:
                 about, found = worker.answer(request, body)
             except Exception as error:
-                print(one_line(f"{type(error).__name__}: {error}", 1000), file=sys.stderr, flush=True)
+                lines.write(logging.WARNING, one_line(f"{type(error).__name__}: {error}", 1000))
                 about, found = {"error": f"{type(error).__name__}: {error}"}, b""
             socket_frames.send(connection, about, found)
 
