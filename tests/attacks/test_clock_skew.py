@@ -115,6 +115,25 @@ def test_the_offset_is_reported_once_with_its_remedy(signer, keys, caplog):
     assert "Set it" in caplog.text
 
 
+def test_a_slow_response_does_not_blame_the_clock(caplog):
+    clock, ago = ServerClock(), format_datetime(datetime.fromtimestamp(time.time() - 20, UTC), usegmt=True)
+    with caplog.at_level(logging.WARNING, "fedstrata"):
+        assert not clock.learn(ago, waited=20.0)
+    assert clock.offset == 0
+    assert not caplog.records
+    assert clock.learn(ago, waited=5.0)  # the clock is ahead, whatever the delay was
+
+
+def test_a_clock_that_is_ahead_is_corrected_although_responses_are_slow(signer, keys, monkeypatch):
+    """The server has refused the time: then it is wrong for certain."""
+    ticks = iter(range(0, 10_000, 100))
+    monkeypatch.setattr(patches, "time", SimpleNamespace(monotonic=lambda: next(ticks)))
+    patches.sign_with_the_servers_time(shifted(60))
+    server = Server()
+    assert request(signer, server, keys) == 200
+    assert server.statuses == [401, 200]
+
+
 def test_a_server_cannot_make_a_site_sign_a_time_far_away(signer, keys):
     """A signature holds for its time at any server that knows the key."""
     clock = ServerClock()

@@ -122,7 +122,7 @@ def federation(folder, app, secure=True, sites=SITES, policy=None, relayed=None)
 
     One site may connect through a relay, which is the process "relay".
     """
-    policy = policy or Policy(sites_at_least=min(3, sites), fields=("*",))
+    policy = policy or Policy(sites_at_least=min(3, sites), fields=("*",), runs_at_most=1000, parameters=1000)
     given = {f"site-{i}": {"number": i} for i in range(sites)}
     here = Path(__file__).parent
     path = os.pathsep.join([str(here), str(here / "altered"), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -138,11 +138,11 @@ def federation(folder, app, secure=True, sites=SITES, policy=None, relayed=None)
             yield found
 
 
-def started(flower, folder):
+def started(flower, folder, run="first"):
     """A run that writes its results and its log to the folder."""
     folder.mkdir(exist_ok=True)
     with (folder / "run.log").open("a") as log:
-        return flower.run(log, folder=str(folder))
+        return flower.run(log, folder=str(folder), run=run)
 
 
 def finished(process, kept):

@@ -130,7 +130,7 @@ def test_clocks_that_are_ten_minutes_wrong_are_corrected(flower, expected):
     np.testing.assert_allclose(solution(flower, "clocks")["params"], expected, rtol=1e-12)
     for site, (seconds, word) in wrong.items():
         told = re.search(rf"clock is (\d+) s {word}", flower.log(site, 10_000))
-        assert abs(int(told[1]) - abs(seconds)) < 5
+        assert abs(int(told[1]) - abs(seconds)) < 60  # the server's time is as old as its response
 
 
 def flower_alone(flower, name):

@@ -32,7 +32,7 @@ def flower(tmp_path_factory):
 def test_a_deployed_run_equals_the_simulated_one(flower, tmp_path, name):
     flower.app = write_app(tmp_path, f"app{name.lower()}", name, ROUNDS)
     approve(flower.app, flower.home / "approved.txt")
-    found = finished(started(flower, tmp_path), tmp_path / "first")
+    found = finished(started(flower, tmp_path, name), tmp_path / name)
     np.testing.assert_allclose(found, simulated(name, ROUNDS).solution(), rtol=1e-12, atol=1e-14)
 
 

@@ -79,9 +79,8 @@ def _abandoning(pull: Callable[..., Any], stopped: type[Exception]) -> Callable[
 
     def pulled(state: Any, pull_object: Any, confirm_message_received: Any, **given: Any) -> int | None:
         parts, confirm = partial(failing, pull_object), partial(failing, confirm_message_received)
-        found = pull(state=state, pull_object=parts, confirm_message_received=confirm, **given)
-        if found is not None:
-            return found
+        if (run := pull(state=state, pull_object=parts, confirm_message_received=confirm, **given)) is not None:
+            return run
         with state.lock_msg_store:
             ready = [e.message.metadata for e in state.msg_store.values() if not e.is_retrieved]
         return next((about.run_id for about in ready if about.reply_to_message_id), None)
@@ -98,8 +97,7 @@ def persistent_connections() -> None:
 def _patient(make: Callable[[], Any]) -> Callable[[], Any]:
     def patient() -> Any:
         invoker = make()
-        ends = invoker.should_giveup
-        invoker.should_giveup = lambda error: not _passes(error) and ends(error)
+        invoker.should_giveup = lambda error, ends=invoker.should_giveup: not _passes(error) and ends(error)
         return invoker
 
     return patient
@@ -177,18 +175,19 @@ class ServerClock:
         """The time to sign."""
         return datetime.fromtimestamp(self.time() + self.offset, UTC)
 
-    def learn(self, date: str | None) -> bool:
+    def learn(self, date: str | None, waited: float = 0.0) -> bool:
         """Take the time of a response; returns whether the time to sign has moved.
 
         Args:
             date: its Date header, if it has one.
+            waited: seconds between request and response, by which the date may be old.
         """
         try:
             server = parsedate_to_datetime(date or "").timestamp()
         except (TypeError, ValueError):
             return False
         self.received, self.seen, before = True, server - self.time(), self.offset
-        small, large = abs(self.seen) <= CLOSE, abs(self.seen) > LARGEST
+        small, large = -CLOSE - waited <= self.seen <= CLOSE, abs(self.seen) > LARGEST
         self.offset = 0.0 if small or large else self.seen
         if not small and not self.warned:
             self.warned = True
@@ -216,8 +215,10 @@ def sign_with_the_servers_time(clock: ServerClock) -> None:
 
 def _corrected(intercept: Callable[..., Any], clock: ServerClock, signed: tuple[str, ...]) -> Callable[..., Any]:
     def corrected(self: Any, context: Any, call_next: Callable[[Any], Any]) -> Any:
+        began = time.monotonic()
         response = intercept(self, context, call_next)
-        if clock.learn(response.headers.get("date")) and response.status_code == 401:
+        refused, waited = response.status_code == 401, time.monotonic() - began
+        if clock.learn(response.headers.get("date"), 0.0 if refused else waited) and refused:
             response.close()
             for name in signed:  # Flower refuses to replace headers
                 del context.request.headers[name]

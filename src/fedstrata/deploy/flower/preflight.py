@@ -249,6 +249,7 @@ class _Checks:
         else:
             context = ssl.create_default_context(cafile=str(site.folder / site.authority))
             connection = HTTPSConnection(host, port, timeout=10, context=context)
+        began = time.monotonic()
         try:
             connection.request(method, path, body, dict(headers))
             response = connection.getresponse()
@@ -264,7 +265,7 @@ class _Checks:
         finally:
             connection.close()
         self.reached = True
-        self.time.learn(response.getheader("Date"))
+        self.time.learn(response.getheader("Date"), time.monotonic() - began)
         return response.status, text
 
 
