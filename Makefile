@@ -11,9 +11,9 @@ PYTEST_WORKERS ?= 2
 .PHONY: help demo test test-slow test-deploy lint stubs bench clean
 help:
 	@echo "make demo          train on built-in data: table, picture and models in out/demo (under a minute)"
-	@echo "make test          run the tests, without the slow ones (about seven minutes on two cores)"
+	@echo "make test          run the tests, without the slow ones (about nine minutes on two cores)"
 	@echo "make test-slow     run the slow tests; lint, test and test-slow are the whole CI"
-	@echo "make test-deploy   test every algorithm and every fault over real Flower (about forty minutes); writes docs/deploy_log.md"
+	@echo "make test-deploy   test every algorithm, fault and attack over real Flower (about an hour); writes docs/deploy_log.md"
 	@echo "make lint          check format, lint and types"
 	@echo "make stubs         write the .pyi stubs with the public names; run it after adding an algorithm"
 	@echo "make bench         run the benchmarks and write docs/benchmarks"
@@ -35,7 +35,7 @@ test-slow: $(READY)
 	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile -m slow tests
 
 test-deploy: $(READY)
-	FEDSTRATA_TEST_DEPLOY=full $(BIN)/python -m pytest -n 2 --dist loadfile tests/deploy/flower --junitxml=out/deploy.xml
+	FEDSTRATA_TEST_DEPLOY=full $(BIN)/python -m pytest -n 2 --dist loadfile tests/attacks tests/deploy/flower --junitxml=out/deploy.xml
 	$(BIN)/python tests/support/deploy_log.py docs/deploy_log.md out/deploy.xml
 
 lint: $(READY)

@@ -144,5 +144,5 @@ class Journal:
 
 
 def digest(call: Message) -> str:
-    """A hash of a call. The same question twice has the same hash, and the same answer."""
+    """A hash of a call: the same for the same question."""
     return hashlib.sha256(call.encode()).hexdigest()
