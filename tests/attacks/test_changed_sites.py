@@ -79,6 +79,18 @@ def test_data_that_cannot_be_loaded_are_refused_and_no_row_leaves_with_the_error
     assert "1950" not in (begun.victim / "log.jsonl").read_text()
 
 
+def test_data_that_do_not_fit_are_refused_and_no_label_leaves_with_the_error(attacker, begun, refuses):
+    """A wrong column for labels: its values are in the error for the site's owner."""
+    wrong = fs.Federation.from_clients([{"x": np.ones((2, 3)), "y": np.array([19500312, 19610704], np.int32)}])
+    problem = fs.Average(fs.losses.Classification(fs.models.Linear(3)))
+    begun.start(made=deployment(problem=problem, load=lambda settings: wrong, options={}))
+    error = refuses(
+        lambda: attacker.sends(call_of()), r"data of site-1 do not fit the problem \(ValueError\); its worker.log tells"
+    )
+    assert "19500312" not in str(error)
+    assert "19500312" not in (begun.victim / "log.jsonl").read_text()
+
+
 @pytest.mark.parametrize("name", versions())
 def test_a_site_whose_versions_change_in_mid_run_says_so(attacker, begun, refuses, expected, name):
     with pytest.MonkeyPatch.context() as patch:

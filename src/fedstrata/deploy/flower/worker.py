@@ -109,7 +109,7 @@ class Worker:
         return self.guard
 
     def _loaded(self, settings: Mapping[str, Any], guard: Guard) -> tuple[Federation, DataSummary]:
-        """The site's data and their summary. An error of `load` may quote rows: its text does not leave the site."""
+        """The site's data and their summary. Errors of `load`, and about labels, may quote rows: they do not leave."""
         if self.data is None or self.own is None:
             site = str(settings["site"])
             self.identity = Identity(self.folder, site, guard.journal)
@@ -121,7 +121,13 @@ class Worker:
                     f"{site} cannot load its data ({type(error).__name__}); its worker.log tells why"
                 ) from error
             key = str(settings.get("key_fingerprint") or f"mark {self.identity.files[MARK]}")  # all sites see it
-            self.own = checked_summary(self.deployment, site, self.data, secret=self.identity.secret, key=key)
+            try:
+                self.own = checked_summary(self.deployment, site, self.data, secret=self.identity.secret, key=key)
+            except Exception as error:
+                print(f"data: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+                raise RuntimeError(
+                    f"the data of {site} do not fit the problem ({type(error).__name__}); its worker.log tells why"
+                ) from error
         return self.data, self.own
 
     def _site(
