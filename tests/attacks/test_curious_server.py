@@ -101,6 +101,18 @@ def test_a_site_refuses_evaluations_beyond_its_policy(attacker, begun, expected,
         attacker.evaluates(1.0)
 
 
+def test_a_site_refuses_evaluations_beyond_the_terms(attacker, begun, worked):
+    """And a quarter more, and ten: a run that is extended is evaluated at every end."""
+    limit(begun, parameters=100)
+    most = 3 + guard.MOST_REPEATS
+    for x in range(most):
+        attacker.evaluates(x)
+    with pytest.raises(ValueError, match=rf"{most} evaluations in run 'first', whose terms have 2; more of them need"):
+        attacker.evaluates(most)
+    assert len(worked) == most
+    attacker.evaluates(most, terms=attacker.terms._replace(evaluations=5))
+
+
 def test_a_site_refuses_many_points_at_one_stage(attacker, begun, worked):
     """By default a run may ask as often as it needs, and a quarter more. This one has the beginning, and one round."""
     limit(begun, parameters=8)

@@ -140,11 +140,18 @@ class Guard:
                 f"{site} has answered {found} different calls in run {terms.run!r}, and its policy allows {allowed}; "
                 "its owner may raise parameters"
             )
-        if new and call.stage.exchange == EVALUATE and len(done.evaluations) >= policy.evaluations:
-            raise Refused(
-                f"{site} has answered {len(done.evaluations)} evaluations in run {terms.run!r}, as many as its policy "
-                "allows; its owner may raise evaluations"
-            )
+        if new and call.stage.exchange == EVALUATE:
+            found = len(done.evaluations)
+            if found >= policy.evaluations:
+                raise Refused(
+                    f"{site} has answered {found} evaluations in run {terms.run!r}, as many as its policy allows; its "
+                    "owner may raise evaluations"
+                )
+            if found >= math.ceil(SPARE * terms.evaluations) + MOST_REPEATS:  # a run that is extended has one more
+                raise Refused(
+                    f"{site} has answered {found} evaluations in run {terms.run!r}, whose terms have "
+                    f"{terms.evaluations}; more of them need new terms"
+                )
         if done.answers >= MOST_REPEATS * allowed:
             raise Refused(
                 f"{site} has answered {done.answers} calls in run {terms.run!r}, most of them repeated; its owner may "
