@@ -17,7 +17,7 @@ from attackers import (
     refuses,
     worked,
 )
-from grids import ROUNDS, hurry
+from grids import ROUNDS, deployment, hurry
 
 from fedstrata.deploy.terms import Terms
 
@@ -76,6 +76,15 @@ def test_a_site_refuses_runs_of_fewer_sites_than_its_policy_counted_by_keys(atta
     propose, found = TOO_FEW[trick]
     why = f"{VICTIM} takes part in runs of at least 3 sites, and 'new' has {found} with different keys; its owner may"
     refuses(lambda: attacker.sends(begin_call("new"), terms=propose(attacker)._replace(run="new")), why)
+
+
+def test_a_site_refuses_other_sites_than_the_approved_app_names(attacker, begun, refuses):
+    """Its owner has read these names, and may have asked the other sites."""
+    begun.start(made=deployment(sites=("site-0", "site-1", "site-2")))
+    invented = attacker.with_site("site-2", site="made up")._replace(run="new")
+    why = "the app names the sites site-0, site-1, site-2, and run 'new' has made up, site-0, site-1; give the run"
+    refuses(lambda: attacker.sends(begin_call("new"), terms=invented), why)
+    attacker.sends(begin_call("new"), terms=attacker.terms._replace(run="new"))
 
 
 def test_a_site_reserves_no_memory_for_rows_that_another_one_claims(attacker, refuses):

@@ -23,7 +23,7 @@ from fedstrata.deploy.flower.deployment import Deployment, agree_on, resolve, se
 from fedstrata.deploy.flower.supernode import SiteWatch
 from fedstrata.deploy.guard import Guard
 from fedstrata.deploy.messages import Message
-from fedstrata.deploy.policy import Policy
+from fedstrata.deploy.policy import Policy, Refused
 from fedstrata.deploy.site import Site
 from fedstrata.deploy.site_folder import MARK, Identity, RunRecord
 from fedstrata.deploy.site_log import SiteLog, SiteLogError
@@ -147,6 +147,7 @@ class Worker:
         if terms == kept and run in self.sites:
             return self.sites[run]
         guard.check_terms(terms, own)
+        self._check_sites(terms, own.site)
         agreement = agree_on(self.deployment, run, terms.sites)
         guard.check_agreement(terms, agreement, own.site)
         now = settings_of(self.deployment)
@@ -160,6 +161,15 @@ class Worker:
         record.write(terms, now, begun=kept is not None)
         self.sites[run] = terms, site
         return terms, site
+
+    def _check_sites(self, terms: Terms, site: str) -> None:
+        """Refuse other sites than those that the approved app names."""
+        named, listed = self.deployment.sites, [summary.site for summary in terms.sites]
+        if not isinstance(named, int) and sorted(named) != sorted(listed):
+            raise Refused(
+                f"{site}: the app names the sites {', '.join(sorted(named))}, and run {terms.run!r} has "
+                f"{', '.join(sorted(listed))}; give the run the sites that the app names"
+            )
 
     @property
     def program(self) -> str:
