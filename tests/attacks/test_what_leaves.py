@@ -83,6 +83,7 @@ def test_scores_of_rows_leave_only_where_the_site_itself_says_so(tmp_path, tells
     sent = attacker.evaluates(scores=(0,), **about).arrays
     assert any(name.startswith(("said.scores", "said.labels")) for name in sent) == leaves
     assert bool(sent["said.withheld"]) != leaves
+    assert ({"said.scores", "said.labels"} <= log_of(tmp_path)[-1]["fields"].keys()) == leaves
     attacker.victim()[0].close()
 
 

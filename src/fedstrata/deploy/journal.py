@@ -10,6 +10,7 @@ from fedstrata.deploy.messages import EVALUATE, Message
 from fedstrata.deploy.site_log import SiteLog
 from fedstrata.deploy.terms import Terms
 
+REPLY = "said"  # begins the names of an evaluation's arrays, as in `evaluation.request`
 LONGEST_REASON = 300  # characters of a refusal
 MOST_LINES = 1000  # about summaries, refusals in a run, and refusals of others; of more, the 1024th, 2048th, … only
 
@@ -91,7 +92,8 @@ class Journal:
         """
         fields: dict[str, int] = {}
         for name, array in reply.arrays.items():
-            field = name.replace("[", ".").partition(".")[0]
+            parts = name.replace("[", ".").split(".")
+            field = ".".join(parts[: 1 + (parts[0] == REPLY)])  # of an evaluation: measures or rows
             fields[field] = fields.get(field, 0) + array.nbytes
         self._add(
             "answer", run=call.run, stage=list(call.stage), way="out", call=digest(call), bytes=len(body),
