@@ -14,6 +14,7 @@ from flwr.common.config import get_project_dir
 
 from fedstrata.deploy.flower import app_template
 from fedstrata.deploy.flower.approval import Gate, approve, approved, bundle, differences
+from fedstrata.deploy.flower.client_app import code_of
 
 ID, VERSION = "hospitals/hospitals", "1.0.0"
 
@@ -166,3 +167,18 @@ def test_a_folder_that_was_tampered_with_is_unpacked_again(app, gate, tmp_path, 
     assert not task.is_symlink()
     assert not (folder / "numpy.py").exists()
     assert list(folder.rglob("*.pyc")) == []
+
+
+@pytest.mark.parametrize("change", ["settings.json", "more/settings.toml", "moved"])
+def test_the_version_of_an_app_covers_every_file_that_is_shipped_and_its_place(tmp_path, monkeypatch, change):
+    package = tmp_path / "app_with_settings"
+    (package / "more").mkdir(parents=True)
+    for name in ("__init__.py", "more/part.py", "settings.json", "more/settings.toml"):
+        (package / name).write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    before = code_of("app_with_settings.task:deployment")
+    if change == "moved":
+        (package / "more" / "part.py").rename(package / "part.py")
+    else:
+        (package / change).write_text("1")
+    assert code_of("app_with_settings.task:deployment") != before

@@ -23,6 +23,7 @@ CALL = "call"  # in the header of a message and of its reply: a token
 CRASHES = 5  # of workers on one message, after which the site gives up
 HEADER = 128  # bytes before the letter in an array of Flower
 MOST_ENTRIES = 16  # in the header of a message
+SHIPPED = {".py", ".toml", ".yaml", ".yml", ".json", ".jsonl"}  # an app may read settings from all of them
 PATIENCE = 180.0  # seconds for a worker to start, which imports JAX and loads the site's data
 
 
@@ -129,14 +130,17 @@ def ask(
 
 
 def code_of(where: str) -> str:
-    """The version of an app: the library's version, and a hash of the app's source."""
+    """The version of an app: the library's version, and a hash of all files of its package that Flower ships."""
     package = where.partition(":")[0].partition(".")[0]
     spec = find_spec(package)
     if spec is None:
         raise ImportError(f"there is no package {package!r} on the path of this client app")
     root = Path(next(iter(spec.submodule_search_locations or [spec.origin or ""])))
-    files = sorted(root.rglob("*.py")) if root.is_dir() else [root]
-    digest = sha256(b"\0".join(f.name.encode() + b"\0" + f.read_bytes() for f in files))
+    files = sorted(f for f in root.rglob("*") if f.suffix in SHIPPED and f.is_file()) if root.is_dir() else [root]
+    digest = sha256()
+    for file in files:
+        name, data = file.relative_to(root.parent).as_posix().encode(), file.read_bytes()
+        digest.update(b"%d %d " % (len(name), len(data)) + name + data)
     return f"{__version__} {digest.hexdigest()[:16]}"
 
 
