@@ -111,7 +111,7 @@ class DataSummary(NamedTuple):
 
 def versions() -> dict[str, str]:
     """What the numbers of this process depend on, besides data and code."""
-    found = {name: importlib.metadata.version(name) for name in ("jax", "jaxlib", "numpy")}
+    found = {name: importlib.metadata.version(name) for name in ("jax", "jaxlib", "numpy", "equinox", "optax")}
     python = ".".join(platform.python_version_tuple()[:2])
     precision = "64-bit" if jax.numpy.zeros(()).dtype.itemsize == 8 else "32-bit"
     return {"fedstrata": __version__, **found, "python": python, "floats": precision, "device": jax.default_backend()}
