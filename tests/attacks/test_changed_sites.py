@@ -8,7 +8,11 @@ import pytest
 pytest.importorskip("flwr", reason="flwr is not installed")
 
 from attackers import (
+    VICTIM,
+    Attacker,
     attacker,
+    averaging,
+    begin_call,
     begun,
     begun_once,
     call_of,
@@ -65,6 +69,20 @@ def test_a_site_whose_data_change_in_mid_run_says_so_and_continues_with_the_old(
         refuses(lambda about=about: attacker.sends(call_of(), **about), f"contradict this site's data: ({why})")
     begun.start()
     assert begun.finishes(expected)
+
+
+def test_a_file_that_changes_under_a_site_changes_nothing_until_the_site_is_started_again(tmp_path):
+    """Its arrays are mapped into memory; the hash of the values was taken before."""
+    np.save(tmp_path / "rows.npy", np.ones((4, 3)))
+    rows = lambda: {"x": np.load(tmp_path / "rows.npy", mmap_mode="r")}
+    made = averaging()._replace(load=lambda settings: fs.Federation.from_offsets(rows(), [0, 4], names=[VICTIM]))
+    attacker = Attacker.alone(tmp_path, made)
+    attacker.sends(begin_call())
+    file = np.load(tmp_path / "rows.npy", mmap_mode="r+")
+    file[0] += 100
+    file.flush()
+    assert attacker.evaluates().arrays["said.values['train/objective']"] == 1.5
+    attacker.victim()[0].close()
 
 
 def test_data_that_cannot_be_loaded_are_refused_and_no_row_leaves_with_the_error(attacker, begun, refuses):

@@ -12,6 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
+import numpy as np
+
 from fedstrata.base.few_lines import FewLines
 from fedstrata.base.text import one_line
 from fedstrata.data.federation import Federation
@@ -114,7 +117,7 @@ class Worker:
             site = str(settings["site"])
             self.identity = Identity(self.folder, site, guard.journal)
             try:
-                self.data = self.deployment.load(settings)
+                self.data = _in_memory(self.deployment.load(settings))
             except Exception as error:
                 print(f"load: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
                 raise RuntimeError(
@@ -175,6 +178,11 @@ class Worker:
     def program(self) -> str:
         """A hash of the app's code; the same at the server and at every site."""
         return self.code.split()[-1]
+
+
+def _in_memory(data: Federation) -> Federation:
+    """The same data, copied where they are a view of something else: a file that is mapped may change later."""
+    return jax.tree.map(lambda a: np.array(a) if isinstance(a, np.ndarray) and not a.flags.owndata else a, data)
 
 
 def checked_summary(
