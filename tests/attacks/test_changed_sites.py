@@ -73,9 +73,9 @@ def test_a_site_whose_data_change_in_mid_run_says_so_and_continues_with_the_old(
 
 def test_a_file_that_changes_under_a_site_changes_nothing_until_the_site_is_started_again(tmp_path):
     """Its arrays are mapped into memory; the hash of the values was taken before."""
-    np.save(tmp_path / "rows.npy", np.ones((4, 3)))
+    np.save(tmp_path / "rows.npy", np.ones((8, 3)))
     rows = lambda: {"x": np.load(tmp_path / "rows.npy", mmap_mode="r")}
-    made = averaging()._replace(load=lambda settings: fs.Federation.from_offsets(rows(), [0, 4], names=[VICTIM]))
+    made = averaging()._replace(load=lambda settings: fs.Federation.from_offsets(rows(), [0, 8], names=[VICTIM]))
     attacker = Attacker.alone(tmp_path, made)
     attacker.sends(begin_call())
     file = np.load(tmp_path / "rows.npy", mmap_mode="r+")

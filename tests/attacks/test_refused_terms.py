@@ -175,11 +175,13 @@ def test_a_site_takes_part_in_as_many_runs_as_its_policy_allows(attacker, begun,
 
 POLICIES = {
     "sites_at_least": (4, "at least 4 sites"),
+    "rows_at_least": (100, "rows of split 'train', and its policy wants at least 100: a mean over few rows"),
     "rows_at_most": (1, "with at most 1 rows of a split"),
     "runs": (("other",), "runs of other names"),
     "rounds": (ROUNDS - 1, f"allows {ROUNDS - 1} rounds"),
     "evaluations": (1, "allows 1 evaluations"),
     "bytes": (10, "lets 10 bytes leave"),
+    "noise_at_least": (0.5, r"noise of at least 0.5 × the clip .*, and 'first' has less"),
     "fields": (("x",), "SCAFFOLD sends the field 'dc'"),
 }
 

@@ -1,4 +1,8 @@
-"""A server that claims fewer rows for a site than it has: the site averages over those, and differences are rows."""
+"""A server that wants the rows of a site.
+
+It claims fewer rows than the site has: if the site believed it, it would average over those, and differences would be
+rows. And what remains: the server knows which rows are in a batch.
+"""
 
 import jax.numpy as jnp
 import numpy as np
@@ -8,12 +12,16 @@ pytest.importorskip("flwr", reason="flwr is not installed")
 
 from attackers import RUN, VICTIM, Attacker, averaging, begin_call, files_in, log_of, worked
 
+import fedstrata as fs
+from fedstrata.base.clock import Clock, domain
 from fedstrata.deploy.agreement import with_data
 from fedstrata.deploy.data_summary import DataSummary
 from fedstrata.deploy.flower.deployment import agree_on
 from fedstrata.deploy.messages import Message, Stage
+from fedstrata.deploy.policy import Policy
 from fedstrata.deploy.site import Site
 from fedstrata.deploy.site_store import MemoryStore
+from fedstrata.engine.client import Client
 from fedstrata.engine.layout import FlatSplit
 
 __all__ = ["worked"]  # a fixture
@@ -124,3 +132,52 @@ def test_a_site_with_a_new_row_does_not_reveal_it_in_the_run_that_has_begun(atta
             again.sends(CALL, terms=terms)
     assert worked == []
     again.victim()[0].close()
+
+
+def drawn_rows(made, terms, rounds):
+    """By round, the share of each of a site's rows in its batch, which follows from what every party knows."""
+    agreement, rows = agree_on(made, RUN, terms.sites), terms.sites[0].counts["train"]
+    numbers = fs.Federation.from_clients([{"x": np.arange(rows)[:, None] * np.ones(3)}])
+    context = with_data(agreement, numbers).context
+    shares = np.zeros((rounds, rows))
+    for round in range(rounds):
+        client = Client.of(context.data, jnp.int32(0), jnp.int32(0), domain(agreement.key, "sample"), round)
+        clock, shard = Clock.at(round, 1, jnp.int32(0)), client.shard(context.data)
+        drawn = context.problem.draws(shard, client.key, context.sampler, clock, client.id, client.lasting_key, None)
+        np.add.at(shares[round], np.asarray(drawn["batch"][0]), 1 / len(drawn["batch"][0]))
+    return shares
+
+
+@pytest.mark.parametrize("noise", [None, 1.0])
+def test_batches_reveal_rows_unless_the_site_adds_noise(tmp_path, noise):
+    """What `security.md` says that a server can do. Twelve rows in batches of four, in eighteen honest rounds."""
+    rows, rounds = np.random.default_rng(7).normal(size=(12, 3)), 18
+    privacy = {} if noise is None else {"privacy": fs.Privacy(clip=1.0, noise=noise, where="sites")}
+    made = averaging(rows, batch_size=4, **privacy)._replace(rounds=rounds)
+    attacker, means, before = Attacker.alone(tmp_path, made), [], Stage(-1, 0)
+    attacker.sends(begin_call())
+    for round in range(rounds):
+        stage = Stage(round, 0)
+        means.append(mean_in(attacker.sends(Message(RUN, stage, VICTIM, {"x.tree": np.zeros(3)}, before))))
+        before = stage
+    attacker.victim()[0].close()
+    found = np.linalg.lstsq(drawn_rows(made, attacker.terms, rounds), np.array(means), rcond=None)[0]
+    recovered = np.abs(found - rows).max(axis=1) < 1e-6
+    assert recovered.all() if noise is None else not recovered.any()
+
+
+def test_a_site_may_want_noise_of_its_own_and_takes_part_in_no_run_without_it(tmp_path, worked):
+    Policy(noise_at_least=1.0).keep_in(tmp_path)
+    private = lambda noise, where: fs.Privacy(clip=1.0, noise=noise, where=where)
+    apps = {None: False, private(1.0, "server"): False, private(0.9, "sites"): False, private(1.0, "sites"): True}
+    for privacy, enough in apps.items():
+        attacker = Attacker.alone(tmp_path, averaging(ROWS, privacy=privacy))
+        if not enough:
+            with pytest.raises(
+                ValueError, match=r"site-1 .* noise of at least 1 × the clip .* has less: the app needs"
+            ):
+                attacker.sends(begin_call())
+            assert worked == []
+        else:
+            attacker.sends(begin_call())
+        attacker.victim()[0].close()

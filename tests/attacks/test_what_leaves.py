@@ -116,6 +116,13 @@ def test_no_more_bytes_leave_than_the_policy_allows_however_often_a_call_is_repe
     assert begun.finishes(expected)
 
 
+def test_nothing_is_computed_for_a_reply_that_would_be_too_many_bytes(attacker, begun, refuses):
+    sent = sum(line["bytes"] for line in log_of(begun.victim) if line["kind"] == "answer")
+    limit(begun, bytes=sent + 2 * 3 * 8 - 1)
+    for x in (1.0, 2.0):
+        refuses(lambda x=x: attacker.sends(call_of(x=x)), "with this reply it would be more than the .* raise bytes")
+
+
 def test_a_run_that_would_send_too_many_bytes_is_refused_before_any_work(attacker, begun, refuses):
     """Two vectors of three numbers in every round."""
     limit(begun, bytes=ROUNDS * 2 * 3 * 8 - 1)

@@ -116,7 +116,7 @@ class Attacker:
         return self.terms._replace(sites=tuple(map(change, self.terms.sites)))
 
 
-def averaging(rows=((1.0, 2.0, 3.0), (4.0, 5.0, 7.0)), **options):
+def averaging(rows=((1.0, 2.0, 3.0), (4.0, 5.0, 7.0)) * 3, **options):
     """A deployment that sends means: FedAvg with one step of size 1/2 on (w - row)²/2 goes half the way to the mean."""
     problem = fs.Average(lambda w, example: 0.5 * (w - example["x"]) @ (w - example["x"]))
     data = fs.Federation.from_clients([{"x": np.array(rows)}], names=[VICTIM])

@@ -5,17 +5,18 @@ from pathlib import Path
 
 import numpy as np
 
-from fedstrata.core.placement import field_of, placements
+from fedstrata.core.placement import field_of, part, placements
 from fedstrata.deploy.agreement import Agreement
 from fedstrata.deploy.data_summary import DataSummary
 from fedstrata.deploy.journal import Journal, digest
-from fedstrata.deploy.messages import EVALUATE, Message
+from fedstrata.deploy.messages import EVALUATE, Message, Stage
 from fedstrata.deploy.policy import FILE, REMEDY, Policy, Refused
 from fedstrata.deploy.site_log import SiteLog
 from fedstrata.deploy.state_files import DamagedFile
 from fedstrata.deploy.terms import Terms, count_keys
 from fedstrata.engine import initialise
-from fedstrata.engine.ledger import ledger_of
+from fedstrata.engine.context import RoundContext
+from fedstrata.engine.ledger import ledger_of, nbytes
 
 SPARE = 1.25  # times the calls that a run needs: rounds may be repeated after a failure
 MOST_REPEATS = 10  # answers to the same call, on average
@@ -77,6 +78,12 @@ class Guard:
                 f"{site} takes part in runs of at least {policy.sites_at_least} sites, and {terms.run!r} has {found} "
                 "with different keys; its owner may lower sites_at_least"
             )
+        for split, rows in own.counts.items():
+            if 0 < rows < policy.rows_at_least:
+                raise Refused(
+                    f"{site} has {rows} rows of split {split!r}, and its policy wants at least {policy.rows_at_least}: a "
+                    "mean over few rows reveals them; hold out more rows, or its owner may lower rows_at_least"
+                )
         for other in terms.sites:
             if other.site != site and (most := max(other.counts.values())) > policy.rows_at_most:
                 raise Refused(
@@ -105,6 +112,13 @@ class Guard:
                 f"{site} lets {policy.bytes:,} bytes leave in a run, and {terms.run!r} would send {size:,}; its owner "
                 "may raise bytes"
             )
+        private = context.privacy
+        if policy.noise_at_least > (private.noise if private is not None and private.where == "sites" else 0.0):
+            raise Refused(
+                f"{site} takes part in runs in which it adds noise of at least {policy.noise_at_least:g} × the clip to "
+                f"its replies, and {terms.run!r} has less: the app needs privacy=fs.Privacy(…, where='sites'); the "
+                "site's owner may lower noise_at_least"
+            )
         places = placements(context.state)
         for field in sorted(_sent_fields(agreement)):
             if not policy.allows_field(field, places[field].merge):
@@ -114,12 +128,12 @@ class Guard:
                     f"allow; its owner may add {field!r} to fields"
                 )
 
-    def check(self, terms: Terms, agreement: Agreement, call: Message, kept: bool = False) -> None:
+    def check(self, terms: Terms, context: RoundContext, call: Message, kept: bool = False) -> None:
         """Refuse a call beyond the run's terms or this site's policy.
 
         Args:
             terms: of the run.
-            agreement: of the run.
+            context: of the run, at its start point.
             call: the server's message.
             kept: whether the reply to this call is still there, so that it is sent again without any work.
         """
@@ -132,7 +146,7 @@ class Guard:
                 f"{site}: run {terms.run!r} has {terms.rounds} rounds by its terms, and this call is for round "
                 f"{call.stage.round}; a longer run needs new terms"
             )
-        allowed, private = policy.parameters or _needed(terms, agreement), agreement.context.privacy
+        allowed, private = policy.parameters or _needed(terms, context), context.privacy
         noisy = private is not None and private.where == "sites"
         new = digest(call) not in done.calls or (noisy and not kept)
         if new and (found := max(len(done.calls), len(done.replies) if noisy else 0)) >= allowed:
@@ -157,14 +171,15 @@ class Guard:
                 f"{site} has answered {done.answers} calls in run {terms.run!r}, most of them repeated; its owner may "
                 "raise parameters"
             )
+        self.check_bytes(terms.run, _least_bytes(context, call.stage))  # again when the reply is known
 
-    def check_bytes(self, run: str, site: str, reply: bytes) -> None:
-        """Refuse to let a reply leave if the run's bytes are used up."""
+    def check_bytes(self, run: str, size: int) -> None:
+        """Refuse to let so many bytes leave if the policy allows fewer in the run."""
         done, limit = self.journal.answered(run), self.policy.bytes
-        if done.bytes + len(reply) > limit:
+        if done.bytes + size > limit:
             raise Refused(
-                f"{site} has sent {done.bytes:,} bytes in run {run!r}, and with this reply it would be more than the "
-                f"{limit:,} that its policy allows; its owner may raise bytes"
+                f"{self.log.site} has sent {done.bytes:,} bytes in run {run!r}, and with this reply it would be more "
+                f"than the {limit:,} that its policy allows; its owner may raise bytes"
             )
 
 
@@ -176,10 +191,17 @@ def _sent_fields(agreement: Agreement) -> set[str]:
     return sent | {field_of(path) for path in (*initialise.sent_at_start(started), *twice)}
 
 
-def _needed(terms: Terms, agreement: Agreement) -> int:
+def _needed(terms: Terms, context: RoundContext) -> int:
     """The different calls that a run of these terms may need, with some to spare."""
-    per_round = sum(exchange.repeat for exchange in agreement.context.exchanges)
+    per_round = sum(exchange.repeat for exchange in context.exchanges)
     return math.ceil(SPARE * (2 + terms.rounds * per_round + terms.evaluations)) + MOST_REPEATS
+
+
+def _least_bytes(context: RoundContext, stage: Stage) -> int:
+    """The bytes of arrays in the reply to a call; of evaluations and starts, which vary, at least one."""
+    if min(stage) < 0 or stage.phase >= len(context.exchanges):  # there may be no such stage: `Site` refuses it
+        return 1
+    return sum(nbytes(part(context.template, path)) for path in context.exchanges[stage.phase].sends)
 
 
 def _bytes_of(agreement: Agreement, rounds: int) -> int:

@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 
 from fedstrata.base.text import one_line
 from fedstrata.deploy.data_summary import DataSummary
+from fedstrata.deploy.evaluation.request import REPLY
 from fedstrata.deploy.messages import EVALUATE, Message
 from fedstrata.deploy.site_log import SiteLog
 from fedstrata.deploy.terms import Terms
 
-REPLY = "said"  # begins the names of an evaluation's arrays, as in `evaluation.request`
 LONGEST_REASON = 300  # characters of a refusal
 MOST_LINES = 1000  # about summaries, refusals in a run, and refusals of others; of more, the 1024th, 2048th, … only
 

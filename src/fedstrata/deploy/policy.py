@@ -1,5 +1,6 @@
 """A site's policy: which runs it takes part in, and how much may leave it. Only its owner writes it."""
 
+import math
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -24,12 +25,14 @@ class Policy(NamedTuple):
     runs: tuple[str, ...] = ("*",)  # names of runs; * stands for any text
     runs_at_most: int = 20  # that may begin here
     sites_at_least: int = 3  # in a run, counted by their keys
+    rows_at_least: int = 5  # of every split that this site has: a mean over fewer reveals them
     rows_at_most: int = 10_000_000  # that another site may report: memory is reserved here for as many
     rounds: int = 1000
     evaluations: int = 100
     parameters: int = 0  # different calls that are answered; 0: as many as the run needs, and a quarter more
     fields: tuple[str, ...] = (MEANS,)  # that may leave: those merged by a mean, and others by name
     bytes: int = 1_000_000_000  # that may leave
+    noise_at_least: float = 0.0  # that this site adds to its replies, in clips (`Privacy(where="sites")`); 0: none
 
     @classmethod
     def of(cls, table: Any, where: str) -> "Policy":
@@ -52,6 +55,11 @@ class Policy(NamedTuple):
                 if not isinstance(value, list | tuple) or not all(isinstance(v, str) and v for v in value):
                     raise ValueError(f"{where}: {name} in [policy] must be a list of names, not {value!r}")
                 found[name] = tuple(value)
+                continue
+            if name == "noise_at_least":
+                if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < math.inf:
+                    raise ValueError(f"{where}: {name} in [policy] must be a number ≥ 0, not {value!r}")
+                found[name] = float(value)
                 continue
             least = 0 if name in ("parameters", "evaluations", "runs_at_most") else 1
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
@@ -96,10 +104,15 @@ class Policy(NamedTuple):
         leaves = [*means, *(name for name in self.fields if name not in (MEANS, ANY))]
         leaves = ["every field that the method sends"] if ANY in self.fields else leaves
         calls = f"at most {self.parameters:,}" if self.parameters else "what the run needs, and a quarter more,"
+        noise = (
+            f"at least {self.noise_at_least:g} × the clip" if self.noise_at_least else "none, unless the app says so"
+        )
         return [
             f"takes part in runs of {named}, in at most {self.runs_at_most}",
             f"with at least {self.sites_at_least} sites, counted by their keys, of {self.rows_at_most:,} rows at most",
+            f"if this site has at least {self.rows_at_least} rows of every split, or none",
             f"for at most {self.rounds:,} rounds and {self.evaluations:,} evaluations in a run",
             f"answers {calls} of different calls in a run",
             f"may leave this site: {' and '.join(leaves) or 'nothing'}, {self.bytes / 1e6:,.0f} MB in a run",
+            f"noise that this site adds to its replies: {noise}",
         ]

@@ -34,6 +34,7 @@ data = "../example/{site}.csv"
 
 [policy] # what this site agrees to, checked before any work; all but runs_at_most hold for each run
 sites_at_least = {least} # a run of fewer sites is refused: the others could compute what this site sent
+# rows_at_least = 5 # of every split that this site has: a mean over fewer reveals them
 # rows_at_most = 10_000_000 # that another site may report: memory is reserved here for as many
 # runs = ["*"] # names of runs; * stands for any text
 # runs_at_most = 20 # that may begin here
@@ -42,6 +43,7 @@ sites_at_least = {least} # a run of fewer sites is refused: the others could com
 # parameters = 0 # different calls that are answered; 0: as many as the run needs, and a quarter more
 # fields = ["means"] # that may leave: those merged by a mean; name others, which the server sees one by one
 # bytes = 1_000_000_000 # that may leave
+# noise_at_least = 0.0 # that this site adds to its replies, in clips: the app needs fs.Privacy(…, where="sites")
 """
 
 
