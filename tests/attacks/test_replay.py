@@ -167,6 +167,19 @@ def test_a_replayed_call_gets_the_same_noise_or_is_counted_again(noisy, tmp_path
     assert spent().epsilon == pytest.approx(epsilon(1.0, 3, 1e-5))
 
 
+def test_a_reply_that_is_sent_again_to_a_server_that_adds_noise_is_counted_again(tmp_path):
+    """A server that repeats a round releases the same change with other noise; the site cannot tell that it does."""
+    attacker = Attacker.alone(tmp_path, averaging(privacy=fs.Privacy(clip=1.0, noise=1.0)))
+    attacker.sends(begin_call())
+    for _ in range(5):
+        ask(attacker, 0.0)
+    assert attacker.victim()[0].sites[RUN][1].privacy().exchanges == 5
+    attacker.sends(begin_call())
+    attacker.sends(begin_call())
+    assert attacker.victim()[0].sites[RUN][1].privacy().exchanges == 5  # nothing is released before round 0
+    attacker.victim()[0].close()
+
+
 def test_a_server_cannot_average_the_noise_away(noisy, tmp_path):
     """A repeated call with other noise counts like another call: the site refuses it where it would refuse that."""
     replies = []

@@ -15,7 +15,7 @@ from fedstrata.core.placement import Hidden, field_of, select
 from fedstrata.data.federation import Federation
 from fedstrata.deploy.agreement import Agreement, has_stage
 from fedstrata.deploy.evaluation import request
-from fedstrata.deploy.messages import BEGIN, EVALUATE, Message, Stage, pack, unpack
+from fedstrata.deploy.messages import BEGIN, EVALUATE, START, Message, Stage, pack, unpack
 from fedstrata.deploy.privacy_accountant import PrivacyAccountant
 from fedstrata.deploy.secure_sum import SecureSum, check_secure, digest, split, weights_at
 from fedstrata.deploy.site_store import DiskStore, SiteStore
@@ -159,6 +159,20 @@ class Site:
         released = bool(means(self.context.state, sends))
         grid = self.context.grid(sends) if privacy is not None and privacy.where == "sites" else None
         return self.accountant.noise_for(stage, [self.name], released, grid)
+
+    def count_again(self, stage: Stage) -> None:
+        """Count a reply that is sent again: a server that adds the noise may release it once more, with other noise.
+
+        Args:
+            stage: of the reply. One with noise of the site itself tells nothing new.
+        """
+        privacy = self.context.privacy
+        if privacy is None or privacy.where == "sites" or stage.exchange == EVALUATE or stage[:2] == (-1, START):
+            return
+        sends = (
+            initialise.sent_at_start(self.context) if stage.round < 0 else self.context.exchanges[stage.phase].sends
+        )
+        self._noise(stage, sends)
 
     def privacy(self) -> Spent | None:
         """The privacy that this site has spent, by its own count of replies; None if the run is not private.

@@ -81,6 +81,8 @@ class Worker:
             if kept is None:  # a call that is received twice is worked on once
                 answer = site.answer(call)
                 self.last = kept = body, answer, answer.encode()
+            else:
+                site.count_again(call.stage)
             _, reply, sent = kept
             guard.check_bytes(call.run, len(sent))
         except SiteLogError:
