@@ -56,6 +56,28 @@ def test_a_site_that_does_not_know_how_much_privacy_it_has_spent_answers_nothing
     attacker.victim()[0].close()
 
 
+@pytest.mark.parametrize("where", ["sites", "server"])
+@pytest.mark.parametrize("sealed", [False, True])
+def test_a_count_that_is_lower_than_the_releases_in_the_log_is_not_believed(tmp_path, where, sealed):
+    """An older copy of the file, or one that somebody wrote: the log knows how many replies with means have left."""
+    made = lambda: Attacker.alone(tmp_path, averaging(privacy=fs.Privacy(clip=1.0, noise=1.0, where=where)))
+    first, path = made(), tmp_path / "runs" / RUN / "privacy.json"
+    first.sends(begin_call())
+    copies = []
+    for x in range(3):
+        first.sends(CALL._replace(arrays={"x.tree": np.full(3, float(x))}))
+        copies.append(path.read_text())
+    first.victim()[0].close()
+    path.write_text(copies[1] if sealed else '{"exchanges": {}}')
+    second = made()
+    with pytest.raises(DamagedFile, match=r"privacy.json counts . releases of site-1, whose log has 3; without it"):
+        second.sends(CALL, terms=first.terms)
+    path.write_text(copies[-1])
+    second.sends(CALL, terms=first.terms)
+    assert second.victim()[0].sites[RUN][1].privacy().exchanges == 4
+    second.victim()[0].close()
+
+
 def test_a_site_whose_folder_of_a_run_was_removed_does_not_count_from_zero(noisy, tmp_path):
     shutil.rmtree(tmp_path / "runs" / RUN)
     attacker = again(tmp_path)

@@ -21,6 +21,7 @@ class Answered(NamedTuple):
     calls: set[str]  # hashes of different calls
     evaluations: set[str]  # those of them that were evaluations
     replies: set[str]  # hashes of different replies: with noise of the site, a repeated call has another one
+    fields: dict[str, set[str]]  # by field that was sent: hashes of the replies with it, without evaluations
     answers: int = 0  # repeated ones included
     bytes: int = 0
 
@@ -46,7 +47,7 @@ class Journal:
 
     def answered(self, run: str) -> Answered:
         """What the site has answered in a run."""
-        return self.runs.get(run, Answered(set(), set(), set()))
+        return self.runs.get(run, Answered(set(), set(), set(), {}))
 
     def write_policy(self, source: str, entries: Mapping[str, Any]) -> None:
         """Write down the policy that holds from now on, if it is another one than before.
@@ -137,11 +138,14 @@ class Journal:
         elif kind == "terms":
             self.agreed[line["run"]] = line
         elif kind == "answer":
-            done = self.runs.setdefault(line["run"], Answered(set(), set(), set()))
+            done = self.runs.setdefault(line["run"], Answered(set(), set(), set(), {}))
             done.calls.add(line["call"])
             done.replies.add(line["letter"])
             if line["stage"][1] == EVALUATE:
                 done.evaluations.add(line["call"])
+            else:
+                for field in line["fields"]:
+                    done.fields.setdefault(field, set()).add(line["letter"])
             self.runs[line["run"]] = done._replace(answers=done.answers + 1, bytes=done.bytes + line["bytes"])
 
 

@@ -36,16 +36,23 @@ class PrivacyAccountant:
         self.counts: dict[str, int] = {}  # by site: the released means that it is part of
         self.file: Path | None = None
 
-    def keep_in(self, folder: Path, counts: Mapping[str, int] | None = None, begun: bool = False) -> None:
+    def keep_in(
+        self,
+        folder: Path,
+        counts: Mapping[str, int] | None = None,
+        begun: bool = False,
+        least: Mapping[str, int] | None = None,
+    ) -> None:
         """Keep the counts in a file from now on. What was counted in memory comes on top of what the file has.
 
         Args:
             folder: of the file; in a second call it does not matter: the first file stays.
             counts: from a checkpoint; they are part of what the file has.
             begun: whether the run has begun, so that there must be a file.
+            least: by site, the releases that are known from elsewhere, so that the file must have as many.
 
         Raises:
-            DamagedFile: it is missing or damaged.
+            DamagedFile: it is missing, damaged, or older than what is known.
             ValueError: it is of a run with other noise.
         """
         if self.privacy is None:
@@ -58,6 +65,11 @@ class PrivacyAccountant:
         if written is None and (begun or counts is not None):
             raise state_files.DamagedFile(f"{file} is missing; {REMEDY}")
         written, counts = written or {}, counts or {}
+        for name, known in (least or {}).items():
+            if (found := written.get(name, 0)) < known:
+                raise state_files.DamagedFile(
+                    f"{file} counts {found} releases of {name}, whose log has {known}; {REMEDY}"
+                )
         names: list[str] = list(dict.fromkeys([*written, *counts, *self.counts]))
         before = {name: max(written.get(name, 0), counts.get(name, 0)) for name in names}
         self.counts = {name: before[name] + self.counts.get(name, 0) for name in names}

@@ -15,6 +15,7 @@ from fedstrata.core.placement import Hidden, field_of, select
 from fedstrata.data.federation import Federation
 from fedstrata.deploy.agreement import Agreement, has_stage
 from fedstrata.deploy.evaluation import request
+from fedstrata.deploy.journal import Answered
 from fedstrata.deploy.messages import BEGIN, EVALUATE, START, Message, Stage, pack, unpack
 from fedstrata.deploy.privacy_accountant import PrivacyAccountant
 from fedstrata.deploy.secure_sum import SecureSum, check_secure, digest, split, weights_at
@@ -44,7 +45,7 @@ class Site:
         tells: request.Tells | None = None,
         secure: SecureSum | None = None,
         noise_key: PRNGKeyArray | None = None,
-        begun: bool = False,
+        answered: Answered | None = None,
     ):
         """A site that has not been called yet, or one that resumes from its store.
 
@@ -59,7 +60,7 @@ class Site:
                 but "nothing" in a private run or with a secure sum, which do not protect evaluations.
             secure: conceals this site's part of every mean.
             noise_key: of the noise that sites add in a private run; None: noise from the operating system's generator.
-            begun: whether the site has answered in this run; then its count of spent privacy must be in the store.
+            answered: by the site's log in this run; its count of spent privacy must then be in the store, and not less.
         """
         check_secure(agreement, secure)
         self.agreement, self.name, self.number, self.store = agreement, name, number, store
@@ -71,7 +72,10 @@ class Site:
         self.local_fields = local_fields(self.context.state)
         self.accountant = PrivacyAccountant(self.context.privacy, noise_key)
         if isinstance(store, DiskStore):
-            self.accountant.keep_in(store.folder, begun=begun or bool(store.stages()))
+            released = means(self.context.state, self.context.state._fields) if answered else ()
+            replies = set().union(*(answered.fields.get(f, ()) for f in released)) if answered else set()
+            begun = bool(store.stages()) or bool(answered and answered.answers)
+            self.accountant.keep_in(store.folder, begun=begun, least={name: len(replies)})
 
     def answer(self, call: Message) -> Message:
         """The reply to a call of the server. A call that fails leaves the store unchanged.

@@ -159,9 +159,15 @@ class Worker:
         record.check_settings(now, begun=kept is not None)
         store = DiskStore(record.home, own.site)
         tells = settings.get("tells")  # decided at the site, never by a message
-        counted = guard.journal.answered(run).answers > 0
+        answered = guard.journal.answered(run)
         site = Site(
-            with_data(agreement, data), own.site, terms.number(own.site), store, data=data, tells=tells, begun=counted
+            with_data(agreement, data),
+            own.site,
+            terms.number(own.site),
+            store,
+            data=data,
+            tells=tells,
+            answered=answered,
         )
         record.write(terms, now, begun=kept is not None)
         self.sites[run] = terms, site
