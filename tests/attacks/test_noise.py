@@ -202,6 +202,8 @@ def test_a_secure_sum_moves_the_integers_by_at_most_the_bound():
     assert moved <= grid.bound
     with pytest.raises(ValueError, match="rounded more coarsely"):
         grid.nearest(zero + 2.0**50 * step, zero + 2.0**50 * step * 1.01, step)
+    for huge in (2.0**50 * step, 1e300, -1e300):  # a site has sent anything: no error that would end the run
+        np.testing.assert_array_equal(grid.nearest(zero + huge, zero, step), np.sign(huge) * 2**30)
 
 
 @pytest.mark.parametrize(("noise", "delta"), [(0.5, 1e-5), (1.0, 1e-5), (4.0, 1e-7)])

@@ -72,15 +72,19 @@ class Grid(NamedTuple):
         return jnp.rint(short * scale).astype(jnp.int32)
 
     def nearest(self, mean: np.ndarray, reference: np.ndarray, step: float) -> np.ndarray:
-        """rint((mean − reference) / step) of a mean that a secure sum computed, in float64, as int32.
+        """rint((mean − reference) / step) of a mean that a secure sum computed, in float64, as int32, at most 2³⁰.
+
+        Whether it is refused depends on the reference alone, which is public, and not on what sites sent.
 
         Args:
             mean: from the secure sum.
             reference: the values around which clients clipped.
             step: of the grid.
         """
-        size = max(float(np.abs(a).max(initial=0)) for a in (mean, reference))
-        if size * 2.0**-50 > step:  # up to two roundings, together at most half a step for each of two neighbours
+        size = float(np.abs(reference).max(initial=0))
+        # Up to three roundings of 2⁻⁵³, and 2³⁰ steps more than the reference: a quarter of a step for each of two
+        # neighbours. The resolution of the sum is the other half of what is left for both.
+        if size * 2.0**-49 > step:
             raise ValueError(
                 f"Privacy: values as large as {size:.3g} are rounded more coarsely, in 64 bits, than the grid of the "
                 f"noise, {step:.3g}; subtract an offset from the parameters, or use a larger clip"
