@@ -422,6 +422,18 @@ def test_masked_messages_have_eight_bytes_a_number():
     assert up == [4 * START.size * 4, 4 * START.size * 8]
 
 
+@pytest.mark.parametrize("privacy", [None, LOUD, LOCAL])
+def test_a_site_that_misses_a_round_of_a_run_in_single_precision_does_not_end_it(privacy):
+    task, single = task_of(algorithm("FedAvg")), lambda a: np.asarray(a, np.float32)
+    splits = {n: Split(jax.tree.map(single, s.examples), s.offsets) for n, s in task.federation.splits.items()}
+    small = Federation(splits, task.federation.names)
+    given = {"params": single(START), "batch_size": 3, "privacy": privacy}
+    whole, _, _ = in_process_run(task.problem, algorithm("FedAvg"), small, **given)
+    lossy = lambda calls: {i: r for i, r in whole.caller.link(calls).items() if i != 2 or calls[i].stage.round < 1}
+    server = Server(whole.agreement, whole.names, lossy, quorum=0.5)
+    assert advance(server, 2).shared.x.tree.dtype == np.float32
+
+
 def test_a_secure_sum_refuses_rows():
     with pytest.raises(ValueError, match="which a secure sum does not hide"):
         deployed("FedX1", **hidden())

@@ -38,7 +38,8 @@ def present(cohort: Cohort, sent: Mapping[int, Any]) -> Cohort:
         return cohort
     weights = jnp.where(here, cohort.weights, 0)
     total = jnp.sum(weights)
-    return cohort._replace(present=jnp.asarray(here), weights=weights / total, share=cohort.share * total)
+    share = cohort.share * total.astype(cohort.share.dtype)  # which may be wider than the weights
+    return cohort._replace(present=jnp.asarray(here), weights=weights / total, share=share)
 
 
 def _slots(cohort: Cohort) -> Slots:
