@@ -173,9 +173,7 @@ class Site:
         privacy = self.context.privacy
         if privacy is None or privacy.where == "sites" or stage.exchange == EVALUATE or stage[:2] == (-1, START):
             return
-        sends = (
-            initialise.sent_at_start(self.context) if stage.round < 0 else self.context.exchanges[stage.phase].sends
-        )
+        sends = initialise.sent_at_start(self.context) if stage.round < 0 else self.context.exchanges[stage.phase].sends
         self._noise(stage, sends)
 
     def privacy(self) -> Spent | None:
