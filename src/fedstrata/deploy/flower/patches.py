@@ -6,6 +6,7 @@ is late. Its client app runs whatever app the server sends. Each function below 
 """
 
 import importlib
+import json
 import logging
 import sys
 import time
@@ -13,7 +14,7 @@ import types
 from collections.abc import Callable
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 POLL = 0.5  # seconds between two polls of the server by a site; Flower: 3
@@ -23,6 +24,9 @@ REJECTED = 30.0  # seconds for which a site that the server rejects tries again
 RETRY = 2.0  # seconds between two of these attempts
 CLOSE = 3.0  # seconds by which a site's clock may differ from the server's without being corrected
 LARGEST = 86400.0  # seconds by which it is corrected at most; certificates are valid from a day before they are made
+
+OBJECTS = 1000  # of Flower in a message; one of ours has five, and one for every 5 MiB
+HEADS = 2**22  # bytes of an object of Flower that is no part of an array
 
 log = logging.getLogger("fedstrata")
 
@@ -52,6 +56,62 @@ def short_pulls(longest: float | None = None) -> None:
         if longest is not None:
             function.__kwdefaults__["max_time"] = longest
             function.__kwdefaults__["backoff_cap"] = min(longest / 4, function.__kwdefaults__["backoff_cap"])
+
+
+def bounded_replies(most: int) -> None:
+    """Let the server refuse a reply whose objects are too many or too large, before Flower puts them together.
+
+    Flower fetches an object as often as a reply names it, and an array may name one part again and again: 5 MB become
+    500 GB of memory.
+
+    Args:
+        most: the limit on the bytes of a reply, as sent and as put together.
+    """
+    module: Any = importlib.import_module("flwr.superlink.grid.http_grid")
+    original = lambda function: getattr(function, "__wrapped__", function)
+    module.pull_objects = _few(original(module.pull_objects), most)
+    module.inflate_object_from_contents = _small(original(module.inflate_object_from_contents), most)
+
+
+def _few(pull: Callable[..., dict[str, bytes]], most: int) -> Callable[..., dict[str, bytes]]:
+    @wraps(pull)
+    def pulled(object_ids: list[str], pull_object_fn: Callable[[str], bytes], **given: Any) -> dict[str, bytes]:
+        ids, sizes = list(dict.fromkeys(object_ids)), []
+        if len(ids) > OBJECTS:
+            raise ValueError(f"a reply of {len(ids):,} objects, and at most {OBJECTS:,} are allowed")
+
+        def counted(object_id: str) -> bytes:
+            found = pull_object_fn(object_id)
+            sizes.append(len(found))
+            if sum(sizes) > most:
+                raise ValueError(f"a reply of more than {most:,} bytes")
+            return found
+
+        return pull(ids, counted, **given)
+
+    return pulled
+
+
+def _small(inflate: Callable[..., Any], most: int) -> Callable[..., Any]:
+    from flwr.supercore.inflatable.inflatable_object import get_object_head_values_from_object_content as head_of
+
+    @wraps(inflate)
+    def inflated(object_id: str, object_contents: dict[str, bytes], **given: Any) -> Any:
+        total = 0
+        for content in object_contents.values():
+            kind, children, length = head_of(content)
+            if kind == "ArrayChunk":
+                continue
+            if len(content) > HEADS:
+                raise ValueError(f"a reply whose {kind} has {len(content):,} bytes, and at most {HEADS:,} are allowed")
+            if kind == "Array":
+                parts = json.loads(content[len(content) - length :])["arraychunk_ids"]
+                total += sum(len(object_contents[children[part]]) for part in parts)
+        if total > most:
+            raise ValueError(f"a reply whose arrays have {total:,} bytes, and at most {most:,} are allowed")
+        return inflate(object_id, object_contents, **given)
+
+    return inflated
 
 
 def short_heartbeats() -> None:
