@@ -5,6 +5,7 @@ import json
 import logging
 import time
 import tracemalloc
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,10 +20,13 @@ from strangers import after_polls, kept_away, summary_of
 
 from fedstrata.base import few_lines
 from fedstrata.deploy import journal
-from fedstrata.deploy.flower import roster, server_app
+from fedstrata.deploy.data_summary import DataSummary
+from fedstrata.deploy.flower import grid_link, roster, server_app
 from fedstrata.deploy.flower.client_app import record
+from fedstrata.deploy.flower.pulling import Lost
 from fedstrata.deploy.flower.roster import Roster
 from fedstrata.deploy.messages import Message, Stage
+from fedstrata.deploy.terms import Terms
 
 __all__ = ["grid", "hurry"]  # fixtures
 
@@ -206,3 +210,25 @@ def test_a_run_with_a_flood_in_every_exchange_ends(grid, tmp_path, expected):
     grid.forge = lambda kind, site, content: Many(content, 10) if site == "site-0" else content
     np.testing.assert_allclose(served(grid, tmp_path / "out", rounds=1, sites=NAMED), expected, rtol=1e-12)
     assert len(back) == 3
+
+
+def test_a_thousand_lost_replies_in_one_exchange_end_no_run(grid, monkeypatch):
+    clock, calls_made = [0.0], []
+    later = lambda seconds: clock.__setitem__(0, clock[0] + seconds)
+    monkeypatch.setattr(grid_link, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=later))
+    for name, value in {"POLL": 0.2, "LOOK": 1.0, "AGAIN": 15.0}.items():
+        monkeypatch.setattr(grid_link, name, value)
+
+    def pulled(pending):
+        calls_made.extend(pending)
+        found = [(pending.pop(message), Lost("a reply without the token of its call")) for message in list(pending)]
+        return found
+
+    fake = SimpleNamespace(push_messages=lambda messages: [str(len(calls_made) + n) for n, _ in enumerate(messages)])
+    nodes = SimpleNamespace(
+        grid=fake, replies=SimpleNamespace(pulled=pulled), nodes={BAD: 7}, changed=set(), refused={}, look=lambda n: None
+    )
+    summary = DataSummary(BAD, {"train": 3}, {"train": {"x": ("float64", [3])}})
+    link = grid_link.grid_link(nodes, (BAD,), 86_400.0, Terms("first", (summary,), "1", 1, 1))
+    found = link({0: Message("first", Stage(0, 0), BAD, {})})
+    assert len(calls_made) > 5000 and found[0].startswith("no answer in time; lost ")

@@ -60,7 +60,7 @@ def grid_link(roster: Roster, names: tuple[str, ...], deadline: float, terms: Te
                     log.info("%s replied twice; the second reply is ignored", names[i])
                 elif isinstance(reply, Lost):
                     lost.setdefault(i, []).append(reply.why)
-                    due[i] = min(due[i], now + min(LOOK * 2 ** (len(lost[i]) - 1), AGAIN))
+                    due[i] = min(due[i], now + min(LOOK * 2 ** min(len(lost[i]) - 1, 10), AGAIN))
                 else:
                     replies[i] = reply
                     if isinstance(reply, Message):
