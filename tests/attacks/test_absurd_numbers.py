@@ -1,6 +1,7 @@
 """One of three sites sends well-formed replies with numbers that are not finite, or absurd."""
 
 import json
+import resource
 
 import ml_dtypes
 import numpy as np
@@ -20,12 +21,14 @@ from attacked_runs import (
     served,
     solution,
 )
-from cases import CASES
+from cases import CASES, START, task_of
 from deployments import simulated
 from grids import NAME, SITES, deployment, grid, hurry
 
 import fedstrata as fs
 from fedstrata.deploy import server
+from fedstrata.deploy.agreement import agree
+from fedstrata.deploy.data_summary import DataSummary
 from fedstrata.deploy.flower import server_app
 from fedstrata.deploy.flower.client_app import opened
 from fedstrata.deploy.magnitudes import check_magnitudes, largest, no_longer_finite
@@ -163,3 +166,14 @@ def test_sizes_are_found_in_every_precision(dtype):
     if dtype != np.float16:
         with pytest.raises(NotFinite, match="squares"):
             check_magnitudes({"x": np.array([-float(ml_dtypes.finfo(dtype).max) / 2], dtype)})
+
+
+def test_a_summary_of_many_rows_takes_no_memory_where_groups_are_computed():
+    algorithm = CASES["FCFL"].algorithm
+    task = task_of(algorithm)
+    own = DataSummary.of("site-0", task.federation.select([0]))
+    peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # in KB
+    agree("", task.problem, algorithm, [own], params=START, batch_size=3)
+    before = peak()
+    agree("", task.problem, algorithm, [own._replace(counts={"train": 3 * 10**7})], params=START, batch_size=3)
+    assert peak() - before < 100_000

@@ -23,7 +23,11 @@ class GroupWarning(UserWarning):
 def codes(group: GroupOf, split: Any, where: str) -> np.ndarray:
     """The group of every row of a split; raises for a column that does not hold groups."""
     if not isinstance(group, str):
-        values = np.asarray(jax.vmap(group)(jax.tree.map(jnp.asarray, split.examples)))
+        rows = max((len(a) for a in jax.tree.leaves(split.examples)), default=0)
+        same = rows > 1 and all(np.ndim(a) and not np.asarray(a).strides[0] for a in jax.tree.leaves(split.examples))
+        some = (lambda a: jnp.asarray(a[:1])) if same else jnp.asarray  # placeholders of rows take no memory
+        values = np.asarray(jax.vmap(group)(jax.tree.map(some, split.examples)))
+        values = np.broadcast_to(values, (rows, *values.shape[1:])) if same else values
     elif not isinstance(split.examples, Mapping) or group not in split.examples:
         raise unknown(
             f"column of groups ({where})", group, split.examples if isinstance(split.examples, Mapping) else ()
@@ -44,7 +48,8 @@ def count(group: GroupOf, given: int | None, federation: Any) -> int:
     """The number of groups (the given one, if any), after a check of every row of every split."""
     found = {name: codes(group, split, f"Fair, split {name!r}") for name, split in federation.splits.items()}
     total = given if given is not None else 1 + max(int(c.max()) for c in found.values() if c.size)
-    for name, numbers in found.items():
+    for name, every in found.items():
+        numbers = every[:1] if every.strides == (0,) else every  # a placeholder's rows are all alike
         wrong = np.flatnonzero((numbers < 0) | (numbers >= total))
         if wrong.size:
             split = federation[name]
