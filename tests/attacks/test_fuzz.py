@@ -107,7 +107,7 @@ def _call(template, receives):
 
 
 def _evaluation(agreement, request):
-    return lambda data: request.read(agreement, Message.decode(data).arrays)
+    return lambda data: request.read(agreement, 0, Message.decode(data).arrays)
 
 
 def _text(decode):

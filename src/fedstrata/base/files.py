@@ -16,13 +16,14 @@ def cache_folder() -> Path:
 
 
 @contextmanager
-def replacing(path: str | Path) -> Iterator[Path]:
+def replacing(path: str | Path, private: bool = False) -> Iterator[Path]:
     """A temporary path beside `path` that replaces it once the block has succeeded.
 
     Readers find the old file or the new one, never a part of it. A crash in the block leaves the old file.
 
     Args:
         path: the file to write; its folder is created.
+        private: whether only its owner can read it.
     """
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -31,9 +32,10 @@ def replacing(path: str | Path) -> Iterator[Path]:
     temporary = Path(name)
     try:
         yield temporary
-        mask = os.umask(0)
-        os.umask(mask)
-        temporary.chmod(0o666 & ~mask)  # mkstemp's 0600 would hide the result from colleagues
+        if not private:
+            mask = os.umask(0o077)
+            os.umask(mask)
+            temporary.chmod(0o666 & ~mask)  # mkstemp's 0600 would hide the result from colleagues
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())
         temporary.replace(target)

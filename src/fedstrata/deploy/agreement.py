@@ -90,14 +90,15 @@ class Agreement(NamedTuple):
     x0: Vector  # the start point
     key: PRNGKeyArray  # of the run's seed
     shapes: Mapping[str, Any] = {}  # by split: the shapes of one example, for evaluations
+    rows: Mapping[str, tuple[int, ...]] = {}  # by split: the rows of every site, as it reported them
 
     def started(self) -> RoundContext:
         """The context of the run at its start point."""
         return self.context.at_start(self.context.algorithm, self.x0)
 
     def unnamed(self) -> "Agreement":
-        """The same without the run's name, so that runs share compiled programs."""
-        return self._replace(run="")
+        """The same without the run's name and the sites' rows, so that runs share compiled programs."""
+        return self._replace(run="", rows={})
 
 
 def agree(
@@ -159,7 +160,8 @@ def agree(
     )
     check_grid(context, jax.eval_shape(lambda: context.at_start(context.algorithm, x0).template))
     shapes = {n: jax.tree.map(one_example, split.examples) for n, split in federation.splits.items()}
-    return Agreement(run, context, x0, seed_key(seed), shapes)
+    rows = {n: tuple(summary.counts[n] for summary in summaries) for n in shapes}
+    return Agreement(run, context, x0, seed_key(seed), shapes, rows)
 
 
 def start_point(problem: Problem, params: Any = None, seed: int = 0) -> Vector:

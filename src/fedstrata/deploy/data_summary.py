@@ -86,6 +86,8 @@ class DataSummary(NamedTuple):
             raise ValueError('counts and shapes must have the same splits, with "train"')
         for split, count in rows.items():
             numbered(_whole(f"rows of split {split!r}", count), f"{site}, split {split!r}")
+        if sum(len(value) for value in columns.values() if isinstance(value, dict)) > MOST_COLUMNS:
+            raise ValueError(f"more than {MOST_COLUMNS} columns in all splits together")
         found = {split: _columns(split, value) for split, value in columns.items()}
         return cls(site, dict(rows), found, data, key, dict(about))
 

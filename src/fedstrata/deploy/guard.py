@@ -81,8 +81,8 @@ class Guard:
         for split, rows in own.counts.items():
             if 0 < rows < policy.rows_at_least:
                 raise Refused(
-                    f"{site} has {rows} rows of split {split!r}, and its policy wants at least {policy.rows_at_least}: a "
-                    "mean over few rows reveals them; hold out more rows, or its owner may lower rows_at_least"
+                    f"{site} has {rows} rows of split {split!r}, and its policy wants at least {policy.rows_at_least}: "
+                    "a mean over few rows reveals them; hold out more rows, or its owner may lower rows_at_least"
                 )
         for other in terms.sites:
             if other.site != site and (most := max(other.counts.values())) > policy.rows_at_most:

@@ -295,7 +295,8 @@ class Server:
         missing: dict[str, str] = {}
         if request.measures:
             calls = {i: Message(self.agreement.run, stage, name, arrays) for i, name in enumerate(self.names)}
-            received, report = self.caller.collect(stage, calls, lambda m: request.read(self.agreement, m.arrays))
+            read = lambda reply: request.read(self.agreement, self.names.index(reply.site), reply.arrays)
+            received, report = self.caller.collect(stage, calls, read)
             self.on_report(report)
             replies, missing = {self.names[i]: reply for i, reply in received.items()}, report.missing
         return summarise(self.agreement, request, x, now.round, replies, missing)

@@ -62,9 +62,8 @@ def write_text(path: Path, text: str) -> None:
         text: its content.
     """
     try:
-        with replacing(path) as part:
+        with replacing(path, private=True) as part:
             part.write_text(text)
-        path.chmod(0o600)
     except OSError as error:
         raise DamagedFile(
             f"cannot write {path}: {error.strerror}; make room for it, or move away what is there"

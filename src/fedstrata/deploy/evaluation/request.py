@@ -10,7 +10,6 @@ import numpy as np
 from fedstrata.base.errors import unknown
 from fedstrata.core.vector import Vector
 from fedstrata.data.federation import Federation
-from fedstrata.data.validation import LARGEST
 from fedstrata.deploy.agreement import Agreement
 from fedstrata.deploy.evaluation import local
 from fedstrata.deploy.messages import NotFinite
@@ -79,11 +78,12 @@ class Request(NamedTuple):
         x = jax.tree.map(jnp.asarray, from_named_arrays(agreement.x0, left, "x"))
         return cls.of(agreement, *requested), x
 
-    def read(self, agreement: Agreement, arrays: Mapping[str, np.ndarray]) -> Reply:
+    def read(self, agreement: Agreement, site: int, arrays: Mapping[str, np.ndarray]) -> Reply:
         """A site's reply, checked; a ValueError if it is invalid.
 
         Args:
             agreement: of the run.
+            site: its number.
             arrays: of the reply.
         """
         of_rows = (f"{REPLY}.scores", f"{REPLY}.labels")
@@ -94,8 +94,8 @@ class Request(NamedTuple):
             if np.isinf(value):
                 raise NotFinite(f"{name} is not finite")
         for split, count in reply.counts.items():
-            if not 0 <= count <= LARGEST:
-                raise ValueError(f"split {split!r} cannot have {count} rows")
+            if count not in (0, agreed := agreement.rows[split][site]):  # 0: nothing to evaluate on
+                raise ValueError(f"split {split!r} has {count} rows, and {agreed} by the agreement")
         sent = () if reply.withheld else self.scores
         row = lambda split, dtype: np.broadcast_to(np.zeros((), dtype), (int(reply.counts[split]),))
         types = ({s: row(s, local.score_type(agreement, s)) for s in sent}, {s: row(s, bool) for s in sent})
