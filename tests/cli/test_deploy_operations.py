@@ -7,16 +7,21 @@ import signal
 import stat
 import subprocess
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("flwr", reason="flwr is not installed")
 
+import httpx
+from flwr.proto.control_pb2 import ListRunsResponse
+from flwr.supercore.error import ApiErrorCode
 from superlinks import app, flwr, link
 
 from fedstrata.base.accounting import epsilon
 from fedstrata.cli.main import main
-from fedstrata.deploy.flower.control import FlowerNode, FlowerRun, public_key
+from fedstrata.deploy.flower.control import Control, FlowerNode, FlowerRun, public_key
 from fedstrata.deploy.flower.run_lock import only_server, read_status, write_status
 from fedstrata.deploy.flower.supernode import only_supernode
 from fedstrata.deploy.site_log import SiteLog
@@ -174,6 +179,49 @@ def test_stop_ends_the_server_and_says_so(served, app, link, capsys):
     assert main(["deploy", "stop", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"run": "first", "stopped": False, "state": "stopped"}
     assert main(["deploy", "stop", "--name", "other"]) == 2
+
+
+def test_stop_ends_a_run_that_has_no_server_yet(app, link, capsys):
+    """Ctrl-C and `deploy stop` within the seconds that Flower needs to start the server app."""
+    (app / "out/first").mkdir(parents=True)
+    link.starting = [17, 18]
+    assert main(["deploy", "stop"]) == 0
+    assert link.stopped == [17, 18]
+    assert "run 'first' is stopped" in capsys.readouterr().out
+    assert read_status(app / "out/first")["state"] == "stopped"
+
+
+def listing(*runs, unknown=False):
+    """What Flower's client returns, for runs given as number, status and name."""
+
+    def answer(request):
+        if unknown:
+            text = json.dumps({"code": ApiErrorCode.RUN_ID_NOT_FOUND, "detail": "not found"})
+            response = httpx.Response(404, text=text, request=httpx.Request("POST", "https://server"))
+            response.raise_for_status()
+        found = ListRunsResponse()
+        newest = sorted(runs, reverse=True)[: request.limit or 20]
+        for number, status, name in runs if request.HasField("run_id") else newest:
+            if request.HasField("run_id") and number != request.run_id:
+                continue
+            found.run_dict[number].status.status = status
+            found.run_dict[number].override_config["run"].string = name
+            found.run_dict[number].override_config["folder"].string = "/out"
+        return found
+
+    return SimpleNamespace(ListRuns=answer)
+
+
+def test_a_run_is_found_among_many_later_ones():
+    """Flower lists the newest 20 runs."""
+    link = Control.__new__(Control)
+    link.address = "127.0.0.1:9092"
+    link.client = listing((1, "running", "long"), *((n, "finished", "short") for n in range(2, 60)))
+    assert link.run(1).status == "running"
+    assert link.unfinished("long", Path("/out")) == [1]
+    assert link.unfinished("short", Path("/out")) == link.unfinished("long", Path("/elsewhere")) == []
+    link.client = listing(unknown=True)
+    assert link.run(1) is None
 
 
 def test_status_shows_rounds_sites_and_privacy(served, app, link, capsys):

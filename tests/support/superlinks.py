@@ -20,7 +20,8 @@ class SuperLink:
     def __init__(self, server):
         self.address = server.own_address
 
-    nodes_found, runs_found, silent, stopped, removed = (), {}, False, [], []
+    server = None  # the process of the run's server app
+    nodes_found, runs_found, starting, silent, stopped, removed = (), {}, [], False, [], []
 
     def nodes(self):
         if self.silent:
@@ -32,9 +33,13 @@ class SuperLink:
             raise ConnectionError("no response from the SuperLink")
         return self.runs_found.get(number)
 
+    def unfinished(self, name, folder):
+        return list(self.starting)
+
     def stop(self, number):
         self.stopped.append(number)
-        os.kill(self.server, signal.SIGKILL)
+        if self.server is not None:
+            os.kill(self.server, signal.SIGKILL)
 
     def unregister(self, node):
         self.removed.append(node)

@@ -178,29 +178,32 @@ def stop(options: argparse.Namespace) -> int:
     folder = app / "out" / name
     if not folder.is_dir():
         raise Mistake(f"there is no run {name!r} in {app / 'out'}; `fedstrata deploy status` lists them")
-    who = server_of(folder)
-    if who is not None:
-        control = Control(server_file(options))
-        try:
-            control.stop(int(who["flower_run"]))
-        except OSError as error:
-            raise OSError(f"{error}; the server of run {name!r} is process {who['pid']} on {who['host']}") from None
-        finally:
-            control.close()
-        until = time.monotonic() + STOP
-        while server_of(folder) is not None:
-            if time.monotonic() > until:
-                raise TimeoutError(
-                    f"Flower stopped run {name!r}, but its server has not ended within {STOP:.0f} s: process "
-                    f"{who['pid']} on {who['host']}"
-                )
-            time.sleep(0.2)
+    who, control = server_of(folder), Control(server_file(options))
+    try:
+        numbers = control.unfinished(name, app / "out")  # also of a run that has no server yet
+        if who is not None and int(who["flower_run"]) not in numbers:
+            numbers.append(int(who["flower_run"]))
+        for number in numbers:
+            control.stop(number)
+    except OSError as error:
+        server = f"; the server of run {name!r} is process {who['pid']} on {who['host']}" if who is not None else ""
+        raise OSError(f"{error}{server}") from None
+    finally:
+        control.close()
+    until = time.monotonic() + STOP
+    while (left := server_of(folder)) is not None:
+        if time.monotonic() > until:
+            raise TimeoutError(
+                f"Flower stopped run {name!r}, but its server has not ended within {STOP:.0f} s: process "
+                f"{left['pid']} on {left['host']}"
+            )
+        time.sleep(0.2)
     state = read_status(folder).get("state")
-    if who is not None or state in ("waiting", "running"):
+    if numbers or state in ("waiting", "running"):
         write_status(folder, state="stopped", why="by `fedstrata deploy stop`")
     if options.json:
-        print_json({"run": name, "stopped": who is not None, "state": read_status(folder).get("state")})
-    elif who is None:
+        print_json({"run": name, "stopped": bool(numbers), "state": read_status(folder).get("state")})
+    elif not numbers:
         print(f"run {name!r} has no server: there is nothing to stop")
     else:
         print(f"run {name!r} is stopped; `fedstrata deploy run --name {name}` resumes it")

@@ -11,12 +11,18 @@ from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 from flwr.proto.control_pb2 import ListNodesRequest, ListRunsRequest, StopRunRequest, UnregisterNodeRequest
 from flwr.supercore.control import ControlHttpClient
-from flwr.supercore.error import FlowerError
+from flwr.supercore.error import ApiErrorCode, FlowerError
 from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionHttpInterceptor
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
 from fedstrata.deploy.flower.config import ServerConfig
 from fedstrata.deploy.flower.keys import AUTHORITY
+
+NEWEST = 1000  # runs among which one that has not finished is looked for
+
+
+class UnknownRun(ConnectionError):
+    """The SuperLink has no run of this number."""
 
 
 class FlowerNode(NamedTuple):
@@ -62,13 +68,27 @@ class Control:
         return [FlowerNode(n.node_id, n.status, n.public_key) for n in found if n.status != "unregistered"]
 
     def run(self, number: int) -> FlowerRun | None:
-        """One run; None if the SuperLink does not know it."""
-        with self._told():
-            found = self.client.ListRuns(ListRunsRequest()).run_dict
-        if number not in found:
+        """One run; None if the SuperLink does not know it. Asked by its number: a list has only the newest runs."""
+        try:
+            with self._told():
+                found = self.client.ListRuns(ListRunsRequest(run_id=number)).run_dict
+        except UnknownRun:
             return None
         status = found[number].status
         return FlowerRun(number, status.status, status.sub_status, status.details)
+
+    def unfinished(self, name: str, folder: Path) -> list[int]:
+        """The numbers of runs of this name that were submitted and have not finished, also those that only start.
+
+        Args:
+            name: the run's, in FedStrata's words.
+            folder: of the server's runs.
+        """
+        with self._told():
+            found = self.client.ListRuns(ListRunsRequest(limit=NEWEST)).run_dict
+        mine = lambda run: {k: run.override_config[k].string for k in ("run", "folder") if k in run.override_config}
+        wanted = {"run": name, "folder": str(folder)}
+        return [number for number, run in found.items() if run.status.status != "finished" and mine(run) == wanted]
 
     def stop(self, number: int) -> None:
         """Stop a run."""
@@ -91,6 +111,8 @@ class Control:
             yield
         except httpx.HTTPStatusError as error:
             found = FlowerError.from_json(error.response.text)
+            if found is not None and found.code == ApiErrorCode.RUN_ID_NOT_FOUND:
+                raise UnknownRun(f"the SuperLink at {self.address} does not know this run") from None
             why = found.message if found is not None else f"status {error.response.status_code}"
             raise ConnectionError(f"the SuperLink at {self.address} refuses this: {why}") from None
         except httpx.HTTPError as error:
