@@ -1,6 +1,7 @@
 """Code that a site has not approved, offered in every way that Flower's client app takes code."""
 
 import importlib
+import os
 import shutil
 import sys
 from types import SimpleNamespace
@@ -182,3 +183,19 @@ def test_the_version_of_an_app_covers_every_file_that_is_shipped_and_its_place(t
     else:
         (package / change).write_text("1")
     assert code_of("app_with_settings.task:deployment") != before
+
+
+@pytest.mark.parametrize("mode", [0o620, 0o602, 0o666])
+def test_a_list_that_others_can_change_approves_nothing(app, gate, tmp_path, mode):
+    (tmp_path / "approved.txt").chmod(mode)
+    with pytest.raises(PermissionError, match="chmod 600"):
+        gate.installing(lambda *_: pytest.fail("it was unpacked"))(bundle(app))
+
+
+def test_the_list_is_written_for_its_owner(app, tmp_path):
+    mask = os.umask(0o002)  # usual where every user has a group of their own
+    try:
+        approve(app, tmp_path / "new.txt")
+    finally:
+        os.umask(mask)
+    assert (tmp_path / "new.txt").stat().st_mode & 0o777 == 0o600

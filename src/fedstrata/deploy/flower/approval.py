@@ -46,13 +46,20 @@ def approve(app: Path, file: Path) -> str:
     """
     found = fingerprint(app)
     if found not in approved(file):
+        file.touch(0o600)
         with file.open("a") as lines:
             lines.write(f"{found}  {app.name}\n")
     return found
 
 
 def approved(file: Path) -> set[str]:
-    """The fingerprints in a list of approved versions."""
+    """The fingerprints in a list of approved versions.
+
+    Raises:
+        PermissionError: others can change the list, and so decide what code runs at this site.
+    """
+    if file.exists() and (file.stat().st_mode & 0o022 or file.stat().st_uid not in (os.getuid(), 0)):
+        raise PermissionError(f"others can change {file}, which decides what code runs here: chmod 600 {file}")
     lines = file.read_text().splitlines() if file.exists() else []
     return {line.split()[0] for line in lines if line.strip() and not line.startswith("#")}
 
