@@ -74,6 +74,8 @@ def test_clean_removes_expired_certificates_and_unknown_keys_only_if_asked(app, 
     link.nodes_found = [FlowerNode(5, "online", public_key(app / "keys/site-1.pub"))]
     names = lambda paths: sorted(path.rpartition("/")[2] for path in paths)
     assert names(cleaned(capsys)) == ["authority.crt", "server.crt", "server.key"]
+    assert names(cleaned(capsys, "--keys")) == ["authority.crt", "server.crt", "server.key"]  # it is new
+    os.utime(app / "keys/site-2.pub", (0, 0))
     assert names(cleaned(capsys, "--keys")) == ["authority.crt", "server.crt", "server.key", "site-2.pub"]
     link.silent = True
     assert main(["deploy", "clean", "--keys"]) == 2

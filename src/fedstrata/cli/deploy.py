@@ -65,7 +65,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--days", type=whole(0), default=30, metavar="N", help="clean: what is at least N days old (30)"
     )
-    parser.add_argument("--keys", action="store_true", help="clean: also public keys that are not registered any more")
+    parser.add_argument("--keys", action="store_true", help="clean: also public keys as old that are not registered")
     parser.add_argument("--yes", action="store_true", help="clean: remove, and do not only show")
     parser.add_argument("--behind", action="store_true", help="server: behind nginx; with --print, its configuration")
     parser.add_argument("--new-code", action="store_true", help="run: resume with other code that computes the same")

@@ -77,8 +77,9 @@ def _old_at_server(app: Path, server: "ServerConfig", days: int, keys: bool) -> 
             raise Mistake(f"--keys must ask the SuperLink which keys are registered: {why}")
         known = {node["key"] for node in nodes}
         for path in sorted(home.glob("*.pub")):
-            if path.name not in known:
-                yield _Old(path, "not registered")
+            age = (time.time() - path.stat().st_mtime) / DAY
+            if path.name not in known and age >= days:  # a new key is not registered yet
+                yield _Old(path, f"not registered, {age:.0f} days old")
 
 
 def _old_at_site(site: "SiteConfig", days: int) -> Iterator[_Old]:
