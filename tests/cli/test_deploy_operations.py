@@ -150,6 +150,13 @@ def test_a_name_that_leads_out_of_the_folder_is_refused(app, capsys):
         assert "names a folder" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["local", "nginx", "superlink.db"])
+def test_a_name_that_another_command_uses_is_refused(app, capsys, name):
+    """`deploy local` empties out/local, with the model of a run of that name."""
+    assert main(["deploy", "run", "--name", name]) == 2
+    assert "choose another name" in capsys.readouterr().err
+
+
 HOLD = """
 import sys, time
 from pathlib import Path

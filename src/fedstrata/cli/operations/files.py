@@ -13,12 +13,20 @@ from fedstrata.cli.parsing import Mistake
 if TYPE_CHECKING:
     from fedstrata.deploy.flower.config import ServerConfig
 
+RESERVED = {
+    "local": "`fedstrata deploy local`, which empties it",
+    "nginx": "the proxy",
+    "superlink.db": "the SuperLink",
+}
+
 
 def run_name(options: argparse.Namespace) -> str:
     """The run's name; a Mistake if it cannot name a folder."""
     name = options.name or "first"
     if not re.fullmatch(r"[\w-][\w.-]*", name):
         raise Mistake(f"--name {name!r} must have letters, digits, '-', '_' and '.' only: it names a folder")
+    if name in RESERVED:
+        raise Mistake(f"--name {name!r}: out/{name} is used by {RESERVED[name]}; choose another name")
     return name
 
 
