@@ -3,10 +3,12 @@
 import http.client
 import json
 import os
+import shlex
 import shutil
 import ssl
 import stat
 import subprocess
+import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -16,10 +18,11 @@ import pytest
 pytest.importorskip("flwr", reason="flwr is not installed")
 
 from fedstrata.cli.main import main
-from fedstrata.deploy.flower import app_template
+from fedstrata.deploy.flower import app_template, supernode
 from fedstrata.deploy.flower.config import ServerConfig
 from fedstrata.deploy.flower.keys import server_keys
 from fedstrata.deploy.flower.local_federation import LocalFederation, free_ports
+from fedstrata.deploy.policy import Policy
 
 needs_nginx = pytest.mark.skipif(shutil.which("nginx") is None, reason="nginx is not installed")
 
@@ -88,6 +91,27 @@ def test_a_sites_file_that_others_can_read_or_change_is_refused(app, capsys, mod
     words = ["deploy", action, str(path), "--app", str(app)]
     assert main([*words, "--print"] if action == "site" else words) == 2
     assert f"chmod 600 {path}" in capsys.readouterr().err
+
+
+def test_a_service_that_starts_a_site_obeys_the_policy_that_its_file_has_now(app, capsys, monkeypatch):
+    """`deploy site --print` is for a service file, which does not run `deploy site` again."""
+    path, state = app / "sites" / "site-1.toml", app / "sites" / "site-1"
+    assert main(["deploy", "site", str(path), "--app", str(app), "--print"]) == 0
+    words = dict(word.split("=", 1) for word in shlex.split(capsys.readouterr().out) if word.startswith("FEDSTRATA_"))
+    path.write_text(path.read_text().replace("# rounds = 1000", "rounds = 7"))
+    monkeypatch.setattr("flwr.supernode.cli.flower_supernode", lambda: sys.exit(0))
+    monkeypatch.setattr(sys, "argv", ["supernode"])
+    for name, value in words.items():
+        monkeypatch.setenv(name, value)
+    for name in ("short_sleeps", "short_pulls", "short_heartbeats", "sign_with_the_servers_time",
+                 "persistent_activation", "persistent_connections", "abandon_stopped_runs"):  # fmt: skip
+        monkeypatch.setattr(supernode.patches, name, lambda *_: None)
+    with pytest.raises(SystemExit):
+        supernode.main()
+    assert Policy.kept_in(state).rounds == 7
+    path.chmod(0o644)
+    with pytest.raises(SystemExit, match="chmod 600"):
+        supernode.main()
 
 
 class _SuperLink(BaseHTTPRequestHandler):

@@ -230,13 +230,15 @@ def _server(options: argparse.Namespace) -> int:
 
 def _site(options: argparse.Namespace) -> int:
     from fedstrata.deploy.flower.config import SiteConfig, owner_only
+    from fedstrata.deploy.flower.supernode import SITE
 
     path = file_at(options.what)
     owner_only(path)
     site = SiteConfig.read(path)
+    given = {**site.environment(), SITE: str(path.absolute())}
     if not options.print:
         os.chdir(path.parent)  # relative paths in its settings start there
-    return become(options, site.command(), site.environment())
+    return become(options, site.command(), given)
 
 
 _ACTIONS = {

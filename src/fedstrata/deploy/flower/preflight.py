@@ -201,9 +201,7 @@ class _Checks:
         if not path.exists():
             raise Wrong(f"there is no {path}: the server's owner creates it with `fedstrata deploy keys server`")
         if path.stat().st_mode & 0o022:
-            raise Wrong(
-                f"others can change {path}, which tells the site who is the server: chmod 644 {path}"
-            )
+            raise Wrong(f"others can change {path}, which tells the site who is the server: chmod 644 {path}")
         left = days_left(path)
         if left <= 0:
             raise Wrong(f"{path} expired {-left:.0f} days ago: the server's owner creates new keys")

@@ -16,6 +16,7 @@ from fedstrata.deploy.flower.run_lock import held, is_held, private
 
 LOCK, WORKER = "site.lock", "worker.lock"  # of the SuperNode and of the worker, in the site's state folder
 STATE = "FEDSTRATA_STATE"  # the variable that names this folder
+SITE = "FEDSTRATA_SITE"  # the variable that names the site's .toml file
 GRACE = 20.0  # seconds after which helpers end if their SuperNode does not come back
 
 
@@ -75,6 +76,24 @@ def end_worker(folder: Path) -> None:
         time.sleep(0.05)
 
 
+def keep_policy(file: Path, folder: Path) -> None:
+    """Write the policy of the site's file into its state folder; SystemExit with a message if the file is refused.
+
+    A service that was written with `fedstrata deploy site --print` starts this program alone.
+
+    Args:
+        file: the site's .toml file, as it is now.
+        folder: the site's state.
+    """
+    from fedstrata.deploy.flower.config import SiteConfig, owner_only
+
+    try:
+        owner_only(file)
+        SiteConfig.read(file).policy.keep_in(folder)
+    except (OSError, ValueError, TypeError) as error:
+        raise SystemExit(f"error: {error}") from None
+
+
 def _is_worker(number: int) -> bool:
     """Whether a process may be a worker; only Linux tells for sure."""
     about = Path(f"/proc/{number}/cmdline")
@@ -88,6 +107,8 @@ def main() -> None:
     with only_supernode(Path(folder)) if folder else contextlib.nullcontext():
         if folder:
             end_worker(Path(folder))
+            if file := os.environ.get(SITE):
+                keep_policy(Path(file), Path(folder))
         from flwr.supercore.exit import ExitCode, flwr_exit
         from flwr.supernode.cli import flower_supernode
 
