@@ -157,6 +157,14 @@ def test_a_name_that_another_command_uses_is_refused(app, capsys, name):
     assert "choose another name" in capsys.readouterr().err
 
 
+def test_programs_of_flower_write_for_their_owner():
+    """`deploy server`, `site` and `register` become a program of Flower, which creates the database and other files."""
+    code = "import argparse, os, sys; from fedstrata.cli.operations import files; os.umask(0o022); "
+    code += "files.become(argparse.Namespace(print=False), ['sh', '-c', 'umask'], dict(os.environ))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert found.stdout.strip() == "0077", found.stderr
+
+
 HOLD = """
 import sys, time
 from pathlib import Path
