@@ -102,7 +102,9 @@ def test_a_site_that_comes_back_with_other_data_is_refused_until_it_is_restored(
     grid.on_message = leave
     with pytest.raises(QuorumError, match="site-1 has changed since the run began: its rows: split 'train' had"):
         server_app.serve(deployment(rounds=1), grid, "first", tmp_path / "out")
-    assert any("it is refused: restore it and start the site again, or start a new run" in line for line in caplog.messages)
+    assert any(
+        "it is refused: restore it and start the site again, or start a new run" in line for line in caplog.messages
+    )
     grid.leave(BAD)
     grid.join(tmp_path / BAD, 1)
     np.testing.assert_allclose(served(grid, tmp_path / "out", rounds=1), expected, rtol=1e-12)

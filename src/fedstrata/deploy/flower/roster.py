@@ -176,8 +176,8 @@ class Roster:
         if begun is not None and (changed := begun.difference(summary)):
             self._leave_out(
                 number,
-                f"{name} has changed since the run began: {changed}; it is refused: restore it and start the site again, "
-                "or start a new run (another --name)",
+                f"{name} has changed since the run began: {changed}; it is refused: restore it and start the site "
+                "again, or start a new run (another --name)",
                 name,
                 changed=True,
             )
