@@ -50,12 +50,12 @@ def with_column(data):
 
 
 DATA = {
-    "one number": (changed_data(moved), "values of its data"),
-    "two rows swapped": (changed_data(lambda a: np.concatenate([a[1:2], a[:1], a[2:]])), "values of its data"),
+    "one number": (changed_data(moved), "its values"),
+    "two rows swapped": (changed_data(lambda a: np.concatenate([a[1:2], a[:1], a[2:]])), "its values"),
     "one row more": (changed_data(lambda a: np.concatenate([a, a[:1]])), "its rows"),
     "one row less": (changed_data(lambda a: a[1:]), "its rows"),
     "one column more": (lambda settings: with_column(load(settings)), "its columns"),
-    "another site's": (lambda settings: load({"number": 2}), "its rows|values of its data"),
+    "another site's": (lambda settings: load({"number": 2}), "its rows|its values"),
 }
 
 

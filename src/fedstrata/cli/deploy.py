@@ -28,11 +28,15 @@ while it runs, and afterwards:
 """
 
 import argparse
+import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
+import sys
 import time
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -118,7 +122,7 @@ def _local(options: argparse.Namespace) -> int:
     config: dict[str, Any] = {"run": "first", "folder": str(home), "sites": count}
     config |= {"rounds": options.rounds} if options.rounds else {}
     federation = LocalFederation(app, home, given, secure=not options.insecure, folder=app / "sites", policy=policies)
-    with federation, (home / "run.log").open("w") as log:
+    with _exit_on_signals(), federation, (home / "run.log").open("w") as log:
         process = federation.run(log, **config)
         _watch(process, home / "first" / "reports.jsonl", options.json)
     files = sorted(p.name for p in (home / "first").glob("*") if p.is_file())
@@ -132,6 +136,18 @@ def _local(options: argparse.Namespace) -> int:
     console().print(Summary.from_json(row).rich())
     print(f"{home / 'first'}: {', '.join(files)}")
     return 0
+
+
+@contextlib.contextmanager
+def _exit_on_signals() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP end the block as an exception does, so that the programs which it started end, too."""
+    leave = lambda number, _: sys.exit(128 + number)
+    before = {one: signal.signal(one, leave) for one in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
 
 
 def _watch(process: subprocess.Popen, reports: Path, quiet: bool) -> None:
@@ -235,6 +251,8 @@ def _site(options: argparse.Namespace) -> int:
     path = file_at(options.what)
     owner_only(path)
     site = SiteConfig.read(path)
+    if not site.insecure and site.private_key.exists():
+        owner_only(site.private_key)
     given = {**site.environment(), SITE: str(path.absolute())}
     if not options.print:
         os.chdir(path.parent)  # relative paths in its settings start there

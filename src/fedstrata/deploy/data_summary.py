@@ -101,7 +101,7 @@ class DataSummary(NamedTuple):
             if rows != self.counts.get(split):
                 return f"its rows: split {split!r} had {self.counts.get(split)}, and has {rows} now"
         if self.data != now.data:
-            return "values of its data (the numbers of rows are the same)"
+            return "its values (the numbers of rows are the same)"
         if self.key != now.key:
             return "its key"
         for name in sorted({*self.versions, *now.versions}):

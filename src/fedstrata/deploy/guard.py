@@ -66,7 +66,7 @@ class Guard:
         if changed := listed.difference(own):
             raise Refused(
                 f"{site} refuses run {terms.run!r}: its terms contradict this site's data: {changed}; if the site has "
-                "changed, restore it and start it again; if not, the server must take the summary that the site sent"
+                "changed, restore it and start it again; if not, the server must use the summary that this site sent"
             )
         if not policy.allows_run(terms.run):
             names = ", ".join(policy.runs)

@@ -12,6 +12,7 @@ from fedstrata.deploy import state_files
 MEANS = "means"  # in `fields`: all fields that are merged by a mean
 ANY = "*"  # in `fields`: all that the method sends, rows included
 FILE = "policy.json"  # in a site's state folder, written when the site starts
+CALLS = "as many different calls as it needs, and a quarter more,"
 REMEDY = "start the site again (`fedstrata deploy site`), which writes it from the site's own file"
 
 
@@ -103,16 +104,16 @@ class Policy(NamedTuple):
         means = ["fields that are merged by a mean"] if MEANS in self.fields else []
         leaves = [*means, *(name for name in self.fields if name not in (MEANS, ANY))]
         leaves = ["every field that the method sends"] if ANY in self.fields else leaves
-        calls = f"at most {self.parameters:,}" if self.parameters else "what the run needs, and a quarter more,"
+        calls = f"at most {self.parameters:,} different calls" if self.parameters else CALLS
         noise = (
             f"at least {self.noise_at_least:g} × the clip" if self.noise_at_least else "none, unless the app says so"
         )
         return [
             f"takes part in runs of {named}, in at most {self.runs_at_most}",
-            f"with at least {self.sites_at_least} sites, counted by their keys, of {self.rows_at_most:,} rows at most",
+            f"of at least {self.sites_at_least} sites with different keys, each of at most {self.rows_at_most:,} rows",
             f"if this site has at least {self.rows_at_least} rows of every split, or none",
             f"for at most {self.rounds:,} rounds and {self.evaluations:,} evaluations in a run",
-            f"answers {calls} of different calls in a run",
+            f"answers {calls} in a run",
             f"may leave this site: {' and '.join(leaves) or 'nothing'}, {self.bytes / 1e6:,.0f} MB in a run",
             f"noise that this site adds to its replies: {noise}",
         ]

@@ -158,8 +158,8 @@ class Server:
         if len(left) < needed:
             why = listed([f"{name}: {why}" for name, why in self.missing.items()], 3)
             raise QuorumError(
-                f"round {stage.round}, phase {stage.phase}: {len(left)} sites replied, and {needed} must; the state "
-                f"is that before this round ({why})"
+                f"round {stage.round}, phase {stage.phase}: {len(left)} sites replied, and {needed} must ({why}); "
+                "nothing of this round is kept: put the missing sites right, and resume the run"
             )
 
     def _check_start(self, sent: Sent) -> None:
@@ -181,7 +181,7 @@ class Server:
             self.caller.expel(self.names[sizes[0][1]], f"because the merged state is not finite; sites sent: {worst}")
         raise DivergedError(
             f"round {stage.round}, phase {stage.phase}: {name} of the merged state is not finite; sites sent values: "
-            f"{worst}; the state is that before this round. If no site is wrong, start a run with smaller steps"
+            f"{worst}; nothing of this round is kept. If no site is wrong, start a run with smaller steps"
         )
 
     def _first_reference(self) -> Any:

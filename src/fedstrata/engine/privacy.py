@@ -89,8 +89,8 @@ class Privacy:
                 raise ValueError(f"Privacy: {name}={value!r} must be a finite number {low}")
         if not 1e-30 <= self.clip <= 1e30:  # beyond, steps of the grid are no numbers of float32
             raise ValueError(f"Privacy: clip={self.clip!r} must be between 1e-30 and 1e30; scale the parameters")
-        if self.noise > 1e6:
-            raise ValueError(f"Privacy: noise={self.noise!r} must be at most a million: nothing would be left to learn")
+        if self.noise > 1e30:
+            raise ValueError(f"Privacy: noise={self.noise!r} must be at most 1e30; use a smaller multiple of the clip")
         if not isinstance(self.delta, float) or not 0 < self.delta < 1:
             raise ValueError(f"Privacy: delta={self.delta!r} must be between 0 and 1; well below 1 / clients is usual")
         if isinstance(self.accept, str):

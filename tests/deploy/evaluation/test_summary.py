@@ -174,8 +174,8 @@ FAULTS = {
     "unexpected": changed("said.values['test/charm']", np.zeros(())),
     "not finite": changed("said.values['test/loss']", np.array(np.inf)),
     "float32": changed("said.values['test/loss']", np.zeros((), np.float32)),
-    "cannot have -1 rows": changed("said.counts['test']", np.array(-1)),
-    "cannot have 4294967301 rows": changed("said.counts['test']", np.array(2**32 + 5)),
+    "has -1 rows, and 9 by the agreement": changed("said.counts['test']", np.array(-1)),
+    "has 4294967301 rows, and 9 by the agreement": changed("said.counts['test']", np.array(2**32 + 5)),
     "expected float64": changed("said.scores['test']", np.zeros(3)),
     "not all finite": lambda reply: changed(
         "said.scores['test']", np.full_like(reply.arrays["said.scores['test']"], np.nan)

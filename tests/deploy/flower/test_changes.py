@@ -66,7 +66,7 @@ def test_a_run_is_not_continued_with_other_settings(first, flower):
 
 
 CHANGES = [
-    pytest.param({"data": 1e-9}, "values of its data", id="data"),
+    pytest.param({"data": 1e-9}, "its values", id="data"),
     pytest.param({"versions": {"jax": "0.0.1"}}, "its version of jax: ", id="library", marks=needs_full),
 ]
 
@@ -97,7 +97,7 @@ def test_a_second_server_is_refused_and_privacy_is_counted_once(flower):
         with paused(flower.worker("site-0")):  # the first server waits
             code, said = deploy(flower, "run", "--name", "private")
             assert code != 0
-            assert "goes on already" in said
+            assert "is running already" in said
             log = flower.home / "second.log"
             with log.open("w") as file:  # without the check of the command
                 flower.run(file, run="private", folder=str(out)).wait(60)

@@ -20,7 +20,7 @@ __all__ = ["hurry"]  # a fixture
 def test_a_site_without_rows_of_a_split_takes_part_and_is_not_counted_there(tmp_path, hurry):
     """Means over test rows are those of the sites that have some; the solution is the simulated one."""
     train = [TASK.federation["train"].shard(i) for i in range(SITES)]
-    test = [{name: column[:rows] for name, column in train[i].items()} for i, rows in enumerate((4, 0, 3))]
+    test = [{name: column[:rows] for name, column in train[i].items()} for i, rows in enumerate((6, 0, 5))]
     federation = fs.Federation.from_clients(train, test=test)
     made = deployment(load=lambda settings: federation.select([settings["number"]]))
     grid = Grid()
@@ -33,6 +33,6 @@ def test_a_site_without_rows_of_a_split_takes_part_and_is_not_counted_there(tmp_
     )
     np.testing.assert_allclose(solution(tmp_path / "out"), expected.solution(), rtol=1e-12)
     found = json.loads((tmp_path / "out" / "evaluations.jsonl").read_text())
-    assert {site: rows["test"] for site, rows in found["rows"].items()} == {"site-0": 4, "site-1": 0, "site-2": 3}
+    assert {site: rows["test"] for site, rows in found["rows"].items()} == {"site-0": 6, "site-1": 0, "site-2": 5}
     for worker in grid.workers.values():
         worker.close()

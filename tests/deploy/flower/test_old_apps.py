@@ -31,7 +31,7 @@ OLD_APP = {
         from fedstrata.runtime.flower import Deployment
 
         problem = fs.Average(lambda w, example: (w - example["x"]) @ (w - example["x"]))
-        load = lambda settings: fs.Federation.from_clients([{"x": np.ones((2, 3))}])
+        load = lambda settings: fs.Federation.from_clients([{"x": np.ones((5, 3))}])
         deployment = Deployment(problem, fs.FedAvg(0.1), load, rounds=1, sites=1)
     """,
     "server_app": """
@@ -97,13 +97,13 @@ def test_names_on_the_wire_are_those_of_the_format(tmp_path, monkeypatch):
     later = grid_link._outgoing(call._replace(stage=Stage(3, 1, 2)), 7, {"digest": "ab", "call": "12"})
     assert (later.metadata.message_type, later.metadata.group_id) == ("train.phase2", "3")
 
-    load = lambda settings: fs.Federation.from_clients([{"x": np.ones((2, 3))}])
+    load = lambda settings: fs.Federation.from_clients([{"x": np.ones((5, 3))}])
     problem = fs.Average(lambda w, example: (w - example["x"]) @ (w - example["x"]))
     deployment = Deployment(problem, fs.FedAvg(0.1), load, 1, 1, {"params": np.zeros(3)})
     worker = Worker(deployment, tmp_path, "1")
     about, _ = worker.answer({"kind": "query.survey", "settings": {"site": "Ulm"}, "about": {}}, b"")
     row = json.loads(about["survey"])
-    assert row[:3] == ["Ulm", {"train": 2}, {"train": {"x": ["float64", [3]]}}]
+    assert row[:3] == ["Ulm", {"train": 5}, {"train": {"x": ["float64", [3]]}}]
     assert about["mark"] == (tmp_path / "mark").read_text()
     (tmp_path / "policy.json").write_text('{"sites_at_least": 1}')
     terms = {"run": "first", "sites": [row], "program": "1", "rounds": 1, "evaluations": 1}

@@ -64,9 +64,9 @@ def _old_at_server(app: Path, server: "ServerConfig", days: int, keys: bool) -> 
     for folder in run_folders(app):
         found = run_status(folder)
         age = (time.time() - _updated(found, folder)) / DAY
-        ended = found["state"] in ("finished", "stopped") and found["server"] is None
-        if ended and age >= days and (folder / "checkpoints").is_dir():
-            yield _Old(folder / "checkpoints", f"{found['state']} {age:.0f} days ago; cannot be resumed then", folder)
+        if found["server"] is None and age >= days and (folder / "checkpoints").is_dir():
+            why = f"{found['state']} {age:.0f} days ago; without them the run cannot be resumed"
+            yield _Old(folder / "checkpoints", why, folder)
     home = app / server.keys
     yield from _expired(home)
     if _is_expired(home / CERTIFICATE) and (home / KEY).exists():

@@ -43,7 +43,7 @@ def run(options: argparse.Namespace) -> int:
         return become(options, command, given)
     if (who := server_of(folder)) is not None:
         raise Mistake(
-            f"run {name!r} goes on already, in process {who.get('pid')} on {who.get('host')}: `fedstrata deploy "
+            f"run {name!r} is running already, in process {who.get('pid')} on {who.get('host')}: `fedstrata deploy "
             f"status` shows it, `fedstrata deploy stop --name {name}` stops it"
         )
     if read_status(folder).get("cleaned"):
@@ -230,5 +230,5 @@ def unregister(options: argparse.Namespace) -> int:
     if options.json:
         print_json({"unregistered": str(key), "node": found[0].id})
     else:
-        print(f"{key} is not registered any more: the server rejects it for ever; to return, the site needs a new key")
+        print(f"{key} is no longer registered; the server rejects it from now on. To return, the site needs a new key")
     return 0

@@ -161,13 +161,9 @@ class SiteConfig(NamedTuple):
         return [*program, *trust, *where, "--node-config", settings]
 
     def environment(self) -> dict[str, str]:
-        """The SuperNode's environment: `flwr-clientapp` is a program that refuses apps that were not approved.
-
-        It also writes the policy into the state folder, for the process that answers.
-        """
+        """The SuperNode's environment: `flwr-clientapp` is a program that refuses apps that were not approved."""
         state = self.folder / self.state
         state.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self.policy.keep_in(state)
         home, programs = state / "flower", state / "bin"
         programs.mkdir(exist_ok=True)
         address = socket_frames.address(state, "clientapp.sock")

@@ -93,7 +93,10 @@ class LocalFederation:
 
     def start_site(self, name: str) -> None:
         """Start a site's SuperNode."""
-        self._start(name, self.sites[name].command(), self.sites[name].environment())
+        site = self.sites[name]
+        given = site.environment()
+        site.policy.keep_in(site.folder / site.state)
+        self._start(name, site.command(), given)
 
     def register(self, public_key: Path) -> None:
         """Register a site's public key with the SuperLink, before the site starts."""

@@ -148,7 +148,7 @@ def private(folder: Path) -> None:
 
 def _line(error: BaseException) -> str:
     """The error in one line, with all that it says: settings that differ are listed below one another."""
-    text = " ".join(str(error).split())
+    text = "; ".join(" ".join(line.split()) for line in str(error).splitlines()).replace(":; ", ": ")
     return one_line(f"{type(error).__name__}: {text}" if text else type(error).__name__, LONGEST)
 
 

@@ -15,6 +15,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from flwr.supercore.task_identity import TaskIdentity
 
+from fedstrata.base.text import listed
 from fedstrata.deploy.data_summary import DataSummary, versions
 from fedstrata.deploy.flower.client_app import code_of
 from fedstrata.deploy.flower.deployment import Deployment, agree_on, resolve, settings_of
@@ -178,10 +179,20 @@ def _connected(
 
     if begun is None:
         roster = Roster(grid, check=check)
-        return roster, roster.gather(deployment.sites)
+        summaries = roster.gather(deployment.sites)
+        _compare_versions(summaries)
+        return roster, summaries
     roster = Roster(grid, begun.marks, begun.summaries, check)
     roster.wait_for([summary.site for summary in begun.summaries], deployment.deadline)
     return roster, begun.summaries
+
+
+def _compare_versions(summaries: Sequence[DataSummary]) -> None:
+    """Log how the versions of the sites of a new run differ: their numbers may do so in the last digits."""
+    for name in sorted({name for summary in summaries for name in summary.versions}):
+        found = {summary.site: summary.versions.get(name, "none") for summary in summaries}
+        if len(set(found.values())) > 1:
+            log.warning("sites have different versions of %s: %s", name, listed([f"{s} {v}" for s, v in found.items()]))
 
 
 def _with_retries(attempt: Callable[[], ServerState]) -> ServerState:

@@ -33,8 +33,8 @@ class Program(NamedTuple):
         """
         changed = differences(self.settings, now.settings) + differences(self.versions, now.versions)
         if not new_code and self.program != now.program:
-            code = f"the app's code: saved {self.program!r}, now {now.program!r}"
-            changed += [f"{code} (if it computes the same, resume with --new-code)"]
+            hint = "" if changed else " (if it computes the same, resume with --new-code)"
+            changed.append(f"the app's code: saved {self.program!r}, now {now.program!r}{hint}")
         if changed:
             raise CheckpointError(
                 f"the run in {folder} cannot be resumed with other settings:\n  " + "\n  ".join(changed) + "\n"
