@@ -14,6 +14,7 @@ VALUES = 100_000  # commas in it, which bound its values
 KEYS = 20_000  # colons in it, which bound the keys of its objects
 DIGITS = 19  # of a number, its sign not counted
 
+_LONG = re.compile(rf"[0-9]{{{DIGITS + 1}}}")  # in a number, or in a text
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _PAIR = re.compile(rb"\\u[dD][89abAB]..\\u[dD][c-fC-F]..")
 
@@ -47,10 +48,11 @@ def loads(data: bytes | str, objects: int = 0) -> Any:
             raise ValueError("a repeated key")
         return found
 
+    whole = _whole if _LONG.search(text) else None  # Python's own is three times as fast
     try:
         with _collector_paused():
             return json.loads(
-                text, parse_int=_whole, parse_float=_refuse, parse_constant=_refuse, object_pairs_hook=unique
+                text, parse_int=whole, parse_float=_refuse, parse_constant=_refuse, object_pairs_hook=unique
             )
     except RecursionError:
         raise ValueError("lists nested too deeply") from None
