@@ -20,7 +20,7 @@ pytest.importorskip("flwr", reason="flwr is not installed")
 from fedstrata.cli.main import main
 from fedstrata.deploy.flower import app_template, supernode
 from fedstrata.deploy.flower.config import ServerConfig
-from fedstrata.deploy.flower.keys import server_keys
+from fedstrata.deploy.flower.keys import server_keys, site_keys
 from fedstrata.deploy.flower.local_federation import LocalFederation, free_ports
 from fedstrata.deploy.policy import Policy
 
@@ -91,6 +91,12 @@ def test_a_sites_file_that_others_can_read_or_change_is_refused(app, capsys, mod
     words = ["deploy", action, str(path), "--app", str(app)]
     assert main([*words, "--print"] if action == "site" else words) == 2
     assert f"chmod 600 {path}" in capsys.readouterr().err
+
+
+def test_a_site_does_not_start_with_a_private_key_that_others_can_read(app, capsys):
+    site_keys(app / "keys", "site-1")[0].chmod(0o640)
+    assert main(["deploy", "site", str(app / "sites" / "site-1.toml"), "--app", str(app), "--print"]) == 2
+    assert "site-1.key: chmod 600" in capsys.readouterr().err
 
 
 def test_a_service_that_starts_a_site_obeys_the_policy_that_its_file_has_now(app, capsys, monkeypatch):

@@ -136,3 +136,10 @@ def test_lock_and_status_are_for_their_owner(tmp_path):
         write_status(tmp_path / "first", state="running")
     modes = {p.name: stat.S_IMODE(p.stat().st_mode) for p in [tmp_path / "first", *(tmp_path / "first").iterdir()]}
     assert modes == {"first": 0o700, "server.lock": 0o600, "status.json": 0o600}
+
+
+def test_a_reason_of_several_lines_is_one_line_with_marks_between_its_parts(tmp_path):
+    with pytest.raises(ValueError), reported(tmp_path / "first"):
+        raise ValueError("cannot be resumed:\n  step: saved 1, now 2\n  seed: saved 3, now 4\nresume it")
+    why = read_status(tmp_path / "first")["why"]
+    assert why == "ValueError: cannot be resumed: step: saved 1, now 2; seed: saved 3, now 4; resume it"

@@ -166,3 +166,16 @@ def test_more_sites_than_expected_are_named(grid, tmp_path):
 
 def test_named_sites_do_not_wait_for_others(grid, tmp_path):
     assert [summary.site for summary in Roster(grid).gather(("site-2", "site-0"))] == ["site-0", "site-2"]
+
+
+def test_different_versions_of_sites_are_told_when_a_run_begins(grid, tmp_path, caplog):
+    """Their numbers may differ in the last digits. A run that has begun admits no change of versions."""
+    roster = Roster(grid)
+    summaries = roster.gather(SITES)
+    server_app._compare_versions(summaries)
+    assert caplog.messages == []
+    other = summaries[1]._replace(versions={**summaries[1].versions, "jax": "0.1"})
+    server_app._compare_versions([summaries[0], other, summaries[2]])
+    (line,) = caplog.messages
+    assert line.startswith("sites have different versions of jax: site-0 ")
+    assert "site-1 0.1" in line
