@@ -53,9 +53,8 @@ def test_a_local_federation_that_is_terminated_leaves_no_program_behind(tmp_path
     app = write_app(tmp_path, "terminatedapp", "FedAvg", ROUNDS)
     (app / "sites").mkdir(exist_ok=True)
     for number in range(3):
-        (app / "sites" / f"site-{number}.toml").write_text(
-            f'site = "site-{number}"\nserver = "127.0.0.1:9092"\nstate = "site-{number}"\n[settings]\nnumber = {number}\n'
-        )
+        text = f'site = "site-{number}"\nserver = "127.0.0.1:9092"\nstate = "site-{number}"\n'
+        (app / "sites" / f"site-{number}.toml").write_text(f"{text}[settings]\nnumber = {number}\n")
     command = [sys.executable, "-m", "fedstrata.cli.main", "deploy", "local", "--app", str(app)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     home = app / "out" / "local"
