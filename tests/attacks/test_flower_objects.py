@@ -31,7 +31,7 @@ def bounded(monkeypatch, hurry):
     module = patches.importlib.import_module("flwr.superlink.grid.http_grid")
     for name in ("pull_objects", "inflate_object_from_contents"):
         monkeypatch.setattr(module, name, getattr(module, name))
-    patches.bounded_replies(MOST)
+    patches.bounded_messages(patches.SERVER_APP, MOST)
 
 
 def reply_with(more, body=b"x" * 1000):

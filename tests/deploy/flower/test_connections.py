@@ -93,11 +93,11 @@ def pulled(monkeypatch):
     """Flower's function that returns the run of a new message, with the patch; `arrives` stands for what it does."""
     module = importlib.import_module("flwr.supernode.start_client_internal")
 
-    def pull(state, pull_object, confirm_message_received, arrives):
+    def pull(state, get_run, pull_object, confirm_message_received, arrives):
         return arrives(pull_object, confirm_message_received)
 
     monkeypatch.setattr(module, "_pull_and_store_message", pull)
-    patches.abandon_stopped_runs()
+    patches.only_runs_of_server_apps()
     return module._pull_and_store_message
 
 
@@ -115,7 +115,9 @@ def state(monkeypatch):
 
 def test_a_reply_that_is_ready_is_sent_without_a_new_message(pulled, state):
     kept, question = state
-    run = lambda new: pulled(state=kept, pull_object=None, confirm_message_received=None, arrives=lambda *_: new)
+    run = lambda new: pulled(
+        state=kept, get_run=None, pull_object=None, confirm_message_received=None, arrives=lambda *_: new
+    )
     assert run(None) is None
     assert run(3) == 3
     reply = FlowerMessage(RecordDict(), reply_to=question)
@@ -134,8 +136,11 @@ def test_a_message_whose_run_stops_while_it_arrives_fails_as_any_other(pulled, s
         with pytest.raises(RuntimeError, match="its run was stopped"):
             pulled(
                 state=state[0],
+                get_run=None,
                 pull_object=stopped,
                 confirm_message_received=stopped,
                 arrives=lambda *parts, part=part: parts[part](17, "1"),
             )
-    pulled(state=state[0], pull_object=len, confirm_message_received=len, arrives=lambda get, _: get("12"))
+    pulled(
+        state=state[0], get_run=None, pull_object=len, confirm_message_received=len, arrives=lambda get, _: get("12")
+    )

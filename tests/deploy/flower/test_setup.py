@@ -18,6 +18,7 @@ import pytest
 pytest.importorskip("flwr", reason="flwr is not installed")
 
 from cryptography.hazmat.primitives.serialization import load_ssh_public_key
+from flwr.common.config import parse_config_args
 from flwr.proto.fleet_pb2 import ActivateNodeRequest
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.superlink.routers.fleet import node_auth
@@ -161,9 +162,28 @@ def test_a_mistake_in_a_sites_file_is_named(tmp_path):
     path.write_text('site = "north"\n')
     with pytest.raises(ValueError, match="lacks server"):
         SiteConfig.read(path)
-    path.write_text('site = "north"\nserver = "127.0.0.1:9092"\n[settings]\ndata = "a \\" b"\n')
-    with pytest.raises(ValueError, match="quotation marks"):
-        SiteConfig.read(path).command()
+    path.write_text('site = "north"\nserver = "127.0.0.1:9092"\n[settings]\ndata = ["a", "b"]\n')
+    with pytest.raises(TypeError, match=r"setting data must be a string, a number, true or false, not list"):
+        SiteConfig.read(path).keep()
+
+
+def test_settings_reach_flower_as_they_are_and_stand_in_no_command(tmp_path):
+    """All users of a machine can read the commands of its processes."""
+    given = {
+        "data": 'a "quoted" \\ path\n\x7f é',
+        "rows": 3,
+        "share": 0.1,
+        "huge": 1e300,
+        "fast": True,
+        "two words": "x",
+    }
+    site = SiteConfig(tmp_path, "north", "127.0.0.1:9092", state="north", insecure=True, settings=given)
+    site.environment()
+    command = site.command()
+    assert not any(str(value) in word for word in command for value in (given["data"], "two words", "quoted"))
+    path = command[command.index("--node-config") + 1]
+    assert stat.S_IMODE(Path(path).stat().st_mode) == 0o600
+    assert parse_config_args([path]) == site.node_config == {**given, "site": "north", "state": str(tmp_path / "north")}
 
 
 def test_a_new_app_sends_its_code_and_nothing_else(app):

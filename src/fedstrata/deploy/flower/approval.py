@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from fedstrata.deploy.flower import patches
+from fedstrata.deploy.flower.fork_server import with_token
 
 log = logging.getLogger("fedstrata")
 
@@ -47,8 +48,9 @@ def approve(app: Path, file: Path) -> str:
     found = fingerprint(app)
     if found not in approved(file):
         file.touch(0o600)
+        ended = file.read_text().endswith("\n") or not file.stat().st_size  # an editor may leave out the last line end
         with file.open("a") as lines:
-            lines.write(f"{found}  {app.name}\n")
+            lines.write(f"{'' if ended else chr(10)}{found}  {app.name}\n")
     return found
 
 
@@ -186,11 +188,12 @@ def prepared() -> Callable[[], None]:
     gate = Gate(lambda: Path(os.environ["FEDSTRATA_APPROVED"]))
     patches.guard_installation(gate.installing, gate.locating)
     patches.short_pulls()
+    patches.bounded_messages(patches.CLIENT_APP)
     for later in ("fedstrata.deploy.flower.client_app", "httpcore"):  # imported by the app and by Flower
         importlib.import_module(later)
     return flwr_clientapp
 
 
 if __name__ == "__main__":
-    sys.argv[0] = "flwr-clientapp"
+    sys.argv = ["flwr-clientapp", *with_token(sys.argv[1:])]
     prepared()()

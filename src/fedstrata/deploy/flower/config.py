@@ -4,6 +4,7 @@ Programs use TLS and registered nodes. They send no telemetry and install nothin
 """
 
 import ipaddress
+import json
 import os
 import shlex
 import stat
@@ -20,8 +21,9 @@ from fedstrata.base.files import replacing
 from fedstrata.deploy.flower import fork_server, socket_frames
 from fedstrata.deploy.flower.keys import AUTHORITY, CERTIFICATE, KEY, key_fingerprint
 from fedstrata.deploy.flower.run_lock import is_held, private
-from fedstrata.deploy.flower.supernode import LOCK, STATE
+from fedstrata.deploy.flower.supernode import LOCK, SECRET, SETTINGS, STATE
 from fedstrata.deploy.policy import Policy
+from fedstrata.deploy.state_files import write_text
 
 HOME = ".flwr"  # Flower's files, in the app's folder and not in the user's home
 CONNECTION = "server"  # the name of the SuperLink in the configuration of Flower's command line
@@ -155,15 +157,26 @@ class SiteConfig(NamedTuple):
         keys = ["--root-certificates", str(self.folder / self.authority)]
         keys += ["--auth-supernode-private-key", str(self.private_key)]
         where = ["--superlink", self.server, "--host", "127.0.0.1", "--port", str(self.port)]
-        settings = " ".join(f"{name}={_quoted(name, value)}" for name, value in self.node_config.items())
-        trust = ["--insecure"] if self.insecure else keys
+        trust, state = ["--insecure"] if self.insecure else keys, self.folder / self.state
+        given = ["--isolation", "process", "--superexec-auth-secret-file", str(state / SECRET)]
         program = [sys.executable, "-m", "fedstrata.deploy.flower.supernode"]
-        return [*program, *trust, *where, "--node-config", settings]
+        return [*program, *trust, *where, *given, "--node-config", str(state / SETTINGS)]
+
+    def keep(self) -> None:
+        """Write the policy and the settings into the state folder, where other users cannot read them.
+
+        A command, and so a setting in it, can be read by all users of a machine.
+        """
+        state = self.folder / self.state
+        private(state)
+        self.policy.keep_in(state)
+        lines = [f"{json.dumps(name)} = {_toml(name, value)}\n" for name, value in self.node_config.items()]
+        write_text(state / SETTINGS, "".join(lines))
 
     def environment(self) -> dict[str, str]:
         """The SuperNode's environment: `flwr-clientapp` is a program that refuses apps that were not approved."""
+        self.keep()
         state = self.folder / self.state
-        state.mkdir(parents=True, exist_ok=True, mode=0o700)
         home, programs = state / "flower", state / "bin"
         programs.mkdir(exist_ok=True)
         address = socket_frames.address(state, "clientapp.sock")
@@ -253,11 +266,9 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
-def _quoted(name: str, value: Any) -> str:
+def _toml(name: str, value: Any) -> str:
     if isinstance(value, str):
-        if '"' in value or "\n" in value:
-            raise ValueError(f"setting {name}={value!r}: Flower allows no quotation marks or line breaks in a setting")
-        return f'"{value}"'
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # a text of JSON is one of TOML
     if isinstance(value, bool):
         return str(value).lower()
     if not isinstance(value, int | float):

@@ -20,6 +20,7 @@ from pathlib import Path
 LOOK = 5.0  # seconds between two checks whether this process still owns its address, and its SuperNode lives
 PARENT = 1.0  # seconds between two checks whether the program that started this one lives
 IDLE = 3600.0  # seconds without a message after which it ends
+TOKEN = "FEDSTRATA_TOKEN"  # the variable with the token of a message: all users of a machine can read a command
 
 
 def hand_over(address: str, arguments: list[str]) -> int:
@@ -49,6 +50,12 @@ def hand_over(address: str, arguments: list[str]) -> int:
                 return 1
         code = connection.recv(1)  # empty if the fork was killed
         return code[0] if code else 1
+
+
+def with_token(arguments: list[str]) -> list[str]:
+    """The arguments of Flower's client app, with the token that the environment of this process holds."""
+    token = os.environ.pop(TOKEN, "")
+    return [token if word == f"${TOKEN}" else word for word in arguments]
 
 
 def serve(address: Path) -> None:
@@ -123,7 +130,7 @@ def _answer(connection: socket.socket, work: Callable[[], None]) -> None:
         os.environ.clear()
         os.environ.update(request["environment"])
         os.chdir(request["folder"])
-        sys.argv = ["flwr-clientapp", *request["arguments"]]
+        sys.argv = ["flwr-clientapp", *with_token(request["arguments"])]
         work()
         code = 0
     except SystemExit as stop:

@@ -94,9 +94,7 @@ class LocalFederation:
     def start_site(self, name: str) -> None:
         """Start a site's SuperNode."""
         site = self.sites[name]
-        given = site.environment()
-        site.policy.keep_in(site.folder / site.state)
-        self._start(name, site.command(), given)
+        self._start(name, site.command(), site.environment())
 
     def register(self, public_key: Path) -> None:
         """Register a site's public key with the SuperLink, before the site starts."""

@@ -5,9 +5,11 @@ rejects it after a crash, because its clock is wrong, or after a minute without 
 is late. Its client app runs whatever app the server sends. Each function below changes one of these.
 """
 
+import dataclasses
 import importlib
 import json
 import logging
+import os
 import sys
 import time
 import types
@@ -27,6 +29,7 @@ LARGEST = 86400.0  # seconds by which it is corrected at most; certificates are 
 
 OBJECTS = 1000  # of Flower in a message; one of ours has five, and one for every 5 MiB
 HEADS = 2**22  # bytes of an object of Flower that is no part of an array
+ALL = 2**31 + 2**20  # bytes of a message: those of `engine.codec`, and of Flower's own objects
 
 log = logging.getLogger("fedstrata")
 
@@ -58,19 +61,25 @@ def short_pulls(longest: float | None = None) -> None:
             function.__kwdefaults__["backoff_cap"] = min(longest / 4, function.__kwdefaults__["backoff_cap"])
 
 
-def bounded_replies(most: int) -> None:
-    """Let the server refuse a reply whose objects are too many or too large, before Flower puts them together.
+SERVER_APP = "flwr.superlink.grid.http_grid"  # where a server app fetches replies,
+CLIENT_APP = "flwr.supercore.inflatable.inflatable_utils"  # a client app its message,
+SUPERNODE = "flwr.supernode.start_client_internal"  # and a SuperNode the same, without putting it together
 
-    Flower fetches an object as often as a reply names it, and an array may name one part again and again: 5 MB become
+
+def bounded_messages(module: str, most: int = ALL) -> None:
+    """Refuse a message whose objects are too many or too large, before Flower puts them together.
+
+    Flower fetches an object as often as a message names it, and an array may name one part again and again: 5 MB become
     500 GB of memory.
 
     Args:
-        most: the limit on the bytes of a reply, as sent and as put together.
+        module: where its objects are fetched: `SERVER_APP`, `CLIENT_APP` or `SUPERNODE`.
+        most: the limit on the bytes of a message, as sent and as put together.
     """
-    module: Any = importlib.import_module("flwr.superlink.grid.http_grid")
-    original = lambda function: getattr(function, "__wrapped__", function)
-    module.pull_objects = _few(original(module.pull_objects), most)
-    module.inflate_object_from_contents = _small(original(module.inflate_object_from_contents), most)
+    found: Any = importlib.import_module(module)
+    for name, bounded in (("pull_objects", _few), ("inflate_object_from_contents", _small)):
+        if (function := getattr(found, name, None)) is not None:
+            setattr(found, name, bounded(getattr(function, "__wrapped__", function), most))
 
 
 def _few(pull: Callable[..., dict[str, bytes]], most: int) -> Callable[..., dict[str, bytes]]:
@@ -78,13 +87,13 @@ def _few(pull: Callable[..., dict[str, bytes]], most: int) -> Callable[..., dict
     def pulled(object_ids: list[str], pull_object_fn: Callable[[str], bytes], **given: Any) -> dict[str, bytes]:
         ids, sizes = list(dict.fromkeys(object_ids)), []
         if len(ids) > OBJECTS:
-            raise ValueError(f"a reply of {len(ids):,} objects, and at most {OBJECTS:,} are allowed")
+            raise ValueError(f"a message of {len(ids):,} objects; at most {OBJECTS:,} are allowed")
 
         def counted(object_id: str) -> bytes:
             found = pull_object_fn(object_id)
             sizes.append(len(found))
             if sum(sizes) > most:
-                raise ValueError(f"a reply of more than {most:,} bytes")
+                raise ValueError(f"a message of more than {most:,} bytes")
             return found
 
         return pull(ids, counted, **given)
@@ -103,12 +112,14 @@ def _small(inflate: Callable[..., Any], most: int) -> Callable[..., Any]:
             if kind == "ArrayChunk":
                 continue
             if len(content) > HEADS:
-                raise ValueError(f"a reply whose {kind} has {len(content):,} bytes, and at most {HEADS:,} are allowed")
+                raise ValueError(
+                    f"a message whose {kind} has {len(content):,} bytes, and at most {HEADS:,} are allowed"
+                )
             if kind == "Array":
                 parts = json.loads(content[len(content) - length :])["arraychunk_ids"]
                 total += sum(len(object_contents[children[part]]) for part in parts)
         if total > most:
-            raise ValueError(f"a reply whose arrays have {total:,} bytes, and at most {most:,} are allowed")
+            raise ValueError(f"a message whose arrays have {total:,} bytes; at most {most:,} are allowed")
         return inflate(object_id, object_contents, **given)
 
     return inflated
@@ -120,32 +131,73 @@ def short_heartbeats() -> None:
         importlib.import_module(name).__dict__["HEARTBEAT_DEFAULT_INTERVAL"] = HEARTBEAT
 
 
-def abandon_stopped_runs() -> None:
-    """Let a SuperNode drop a message whose run is stopped while it arrives, and send replies whenever they are ready.
+def only_runs_of_server_apps() -> None:
+    """Let a SuperNode take messages only of runs that go on and that a server app leads. It sends replies when ready.
 
-    Flower answers such a message nevertheless. But it sends replies only after it has received a message, the oldest
-    first: from then on, each would be one message late.
+    In any other run, of an agent app for one, Flower starts a program that unpacks and runs whatever bundle the server
+    sends. Messages of a run that is stopped while they arrive are dropped: Flower answers them nevertheless. But it
+    sends replies only after it has received a message, the oldest first: from then on, each would be one message late.
     """
-    module: Any = importlib.import_module("flwr.supernode.start_client_internal")
-    module._pull_and_store_message = _abandoning(module._pull_and_store_message, module.RunNotRunningException)
+    module: Any = importlib.import_module(SUPERNODE)
+    module._pull_and_store_message = _refusing(module._pull_and_store_message, module.RunNotRunningException)
 
 
-def _abandoning(pull: Callable[..., Any], stopped: type[Exception]) -> Callable[..., Any]:
+def _refusing(pull: Callable[..., Any], stopped: type[Exception]) -> Callable[..., Any]:
+    from flwr.supercore.constant import TaskType
+
     def failing(part: Callable[..., Any], *arguments: Any) -> Any:
         try:
             return part(*arguments)
         except stopped:
             raise RuntimeError("its run was stopped") from None  # after any other error, Flower drops the message
 
-    def pulled(state: Any, pull_object: Any, confirm_message_received: Any, **given: Any) -> int | None:
+    def of_server_app(get_run: Callable[[int], Any], number: int) -> Any:
+        run = get_run(number)
+        if run.primary_task_type != TaskType.SERVER_APP:
+            log.error("refused run %s, which a %s leads: sites run client apps only", number, run.primary_task_type)
+            raise stopped
+        return run
+
+    def pulled(state: Any, get_run: Any, pull_object: Any, confirm_message_received: Any, **given: Any) -> int | None:
         parts, confirm = partial(failing, pull_object), partial(failing, confirm_message_received)
-        if (run := pull(state=state, pull_object=parts, confirm_message_received=confirm, **given)) is not None:
+        given |= {"get_run": partial(of_server_app, get_run), "pull_object": parts, "confirm_message_received": confirm}
+        if (run := pull(state=state, **given)) is not None:
             return run
         with state.lock_msg_store:
             ready = [e.message.metadata for e in state.msg_store.values() if not e.is_retrieved]
         return next((about.run_id for about in ready if about.reply_to_message_id), None)
 
     return pulled
+
+
+def only_client_apps() -> None:
+    """Let Flower's SuperExec take tasks of client apps only. Its other programs run any bundle, without a check."""
+    from flwr.supercore.constant import TaskType
+
+    plugin: Any = importlib.import_module("flwr.supercore.superexec.run_superexec").AutoExecPlugin
+    plugin.supported_task_types = frozenset({TaskType.CLIENT_APP})
+
+
+def hidden_tokens(variable: str) -> None:
+    """Keep the token of a task out of the command of its program, which all users of a machine can read.
+
+    Args:
+        variable: of the program's environment, which holds the token.
+    """
+    module: Any = importlib.import_module("flwr.supercore.superexec.executor.subprocess_executor")
+    module.SubprocessExecutor.launch = _hiding(module.SubprocessExecutor.launch, variable)
+
+
+def _hiding(launch: Callable[..., Any], variable: str) -> Callable[..., Any]:
+    @wraps(launch)
+    def launched(self: Any, spec: Any) -> Any:
+        os.environ[variable] = spec.token
+        try:
+            return launch(self, dataclasses.replace(spec, token=f"${variable}"))
+        finally:
+            del os.environ[variable]
+
+    return launched
 
 
 def persistent_connections() -> None:

@@ -20,7 +20,7 @@ from fedstrata.deploy.data_summary import DataSummary, versions
 from fedstrata.deploy.flower.client_app import code_of
 from fedstrata.deploy.flower.deployment import Deployment, agree_on, resolve, settings_of
 from fedstrata.deploy.flower.grid_link import grid_link
-from fedstrata.deploy.flower.patches import bounded_replies, short_pulls
+from fedstrata.deploy.flower.patches import SERVER_APP, bounded_messages, short_pulls
 from fedstrata.deploy.flower.roster import Roster
 from fedstrata.deploy.flower.run_lock import only_server, reported, write_status
 from fedstrata.deploy.flower.sites_file import FILE, REMEDY, Begun, Program
@@ -29,7 +29,6 @@ from fedstrata.deploy.magnitudes import largest
 from fedstrata.deploy.server import DivergedError, QuorumError, Server, ServerState
 from fedstrata.deploy.terms import Terms, check_name
 from fedstrata.engine.checkpoint import CheckpointError, Checkpoints
-from fedstrata.engine.codec import BYTES
 from fedstrata.engine.saving import keep_model
 
 UPLOAD = 15.0  # seconds after which a reply with missing parts counts as lost,
@@ -93,7 +92,7 @@ def serve(
         begun.program.check(mine, folder, new_code)
     elif store.rounds():
         raise CheckpointError(f"{folder / FILE} is missing, and the run has begun; {REMEDY}")
-    bounded_replies(BYTES + 2**20)
+    bounded_messages(SERVER_APP)
     short_pulls(UPLOAD)  # also of data summaries: a node that never finishes its upload must not stop the server
     roster, summaries = _connected(deployment, grid, begun, run)
     Begun(summaries, {summary.site: roster.marks[summary.site] for summary in summaries}, mine).write(folder / FILE)

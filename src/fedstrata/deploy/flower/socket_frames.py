@@ -3,6 +3,7 @@
 import json
 import os
 import socket
+import stat
 import struct
 from hashlib import sha256
 from pathlib import Path
@@ -24,8 +25,9 @@ def address(folder: Path, name: str = "worker.sock") -> Path:
         return path
     short = Path(gettempdir()) / f"fedstrata-{os.getuid()}"
     short.mkdir(mode=0o700, exist_ok=True)
-    if short.stat().st_uid != os.getuid() or short.stat().st_mode & 0o077:
-        raise PermissionError(f"{short} must belong to this user alone")
+    found = short.lstat()  # another user may have put a link there, and may change later where it leads
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise PermissionError(f"{short} must be a folder that belongs to this user alone: remove it")
     return short / f"{sha256(str(path).encode()).hexdigest()[:24]}.sock"
 
 

@@ -1,23 +1,34 @@
 """Flower's SuperNode with shorter waits; it reconnects after a crash, and signs with the server's time.
 
 `patches` has the details. It is the only SuperNode of its state folder, and its helper processes end soon after it.
+One of these is Flower's SuperExec, which starts a program for every message. It runs client apps only, and no other
+user of the machine can take a message or its token.
 """
 
 import contextlib
+import logging
 import os
+import secrets
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from fedstrata.deploy.flower import patches
+from fedstrata.deploy.flower.fork_server import TOKEN
 from fedstrata.deploy.flower.run_lock import held, is_held, private
+from fedstrata.deploy.state_files import write_text
 
 LOCK, WORKER = "site.lock", "worker.lock"  # of the SuperNode and of the worker, in the site's state folder
+SETTINGS, SECRET = "settings.toml", "superexec.secret"  # what Flower reads there: the site's settings, and a key
 STATE = "FEDSTRATA_STATE"  # the variable that names this folder
 SITE = "FEDSTRATA_SITE"  # the variable that names the site's .toml file
+SUPEREXEC = "superexec"  # the first argument of the process that starts a program for every message
 GRACE = 20.0  # seconds after which helpers end if their SuperNode does not come back
+
+log = logging.getLogger("fedstrata")
 
 
 class SiteWatch:
@@ -76,20 +87,19 @@ def end_worker(folder: Path) -> None:
         time.sleep(0.05)
 
 
-def keep_policy(file: Path, folder: Path) -> None:
-    """Write the policy of the site's file into its state folder; SystemExit with a message if the file is refused.
+def keep_policy(file: Path) -> None:
+    """Write policy and settings of the site's file into its state folder; SystemExit if the file is refused.
 
     A service that was written with `fedstrata deploy site --print` starts this program alone.
 
     Args:
         file: the site's .toml file, as it is now.
-        folder: the site's state.
     """
     from fedstrata.deploy.flower.config import SiteConfig, owner_only
 
     try:
         owner_only(file)
-        SiteConfig.read(file).policy.keep_in(folder)
+        SiteConfig.read(file).keep()
     except (OSError, ValueError, TypeError) as error:
         raise SystemExit(f"error: {error}") from None
 
@@ -100,28 +110,61 @@ def _is_worker(number: int) -> bool:
     return b"fedstrata.deploy.flower.worker" in about.read_bytes() if about.exists() else not Path("/proc").exists()
 
 
+def start_superexec(folder: Path, arguments: list[str]) -> None:
+    """Start the SuperExec of this process, with a new key for its requests.
+
+    With Flower's own, any user of the machine can ask the SuperNode for its messages.
+
+    Args:
+        folder: the site's state.
+        arguments: of the SuperNode.
+    """
+    write_text(folder / SECRET, secrets.token_hex(32))
+    host, port = (arguments[arguments.index(option) + 1] for option in ("--host", "--port"))
+    words = ["--insecure", "--runtime-api-address", f"{host}:{port}", "--parent-pid", str(os.getpid())]
+    words += ["--superexec-auth-secret-file", str(folder / SECRET)]
+    subprocess.Popen([sys.executable, "-m", "fedstrata.deploy.flower.supernode", SUPEREXEC, *words])
+
+
+def run_superexec() -> None:
+    """Run Flower's SuperExec with the arguments of this process."""
+    from flwr.supercore.cli import flower_superexec
+
+    patches.only_client_apps()
+    patches.hidden_tokens(TOKEN)
+    flower_superexec()
+
+
 def main() -> None:
     """Run the SuperNode with the arguments of this process."""
     os.umask(0o077)
+    if sys.argv[1:2] == [SUPEREXEC]:
+        sys.argv = ["flower-superexec", *sys.argv[2:]]
+        return run_superexec()
     folder = os.environ.get(STATE)
     with only_supernode(Path(folder)) if folder else contextlib.nullcontext():
         if folder:
             end_worker(Path(folder))
             if file := os.environ.get(SITE):
-                keep_policy(Path(file), Path(folder))
+                keep_policy(Path(file))
+            start_superexec(Path(folder), sys.argv)
         from flwr.supercore.exit import ExitCode, flwr_exit
         from flwr.supernode.cli import flower_supernode
 
-        patches.short_sleeps("flwr.supernode.start_client_internal")
+        patches.short_sleeps(patches.SUPERNODE)
         patches.short_pulls()
         patches.short_heartbeats()
         clock = patches.ServerClock()
         patches.sign_with_the_servers_time(clock)
         patches.persistent_activation(clock)
         patches.persistent_connections()
-        patches.abandon_stopped_runs()
+        patches.only_runs_of_server_apps()
+        patches.bounded_messages(patches.SUPERNODE)
         sys.argv[0] = "flower-supernode"
-        flower_supernode()
+        try:
+            flower_supernode()
+        except Exception:
+            log.exception("Flower's SuperNode has ended")
         # It returns only after an error, and its web server would keep the process alive, deaf to the server.
         flwr_exit(ExitCode.SUPERNODE_CONNECTION_ERROR, "The connection to the SuperLink has ended: see above.")
 
