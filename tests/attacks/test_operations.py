@@ -110,8 +110,10 @@ def test_a_service_that_starts_a_site_obeys_the_policy_that_its_file_has_now(app
     for name, value in words.items():
         monkeypatch.setenv(name, value)
     for name in ("short_sleeps", "short_pulls", "short_heartbeats", "sign_with_the_servers_time",
-                 "persistent_activation", "persistent_connections", "only_runs_of_server_apps", "bounded_messages"):  # fmt: skip
+                 "persistent_activation", "persistent_connections", "only_runs_of_server_apps",
+                 "bounded_messages"):  # fmt: skip
         monkeypatch.setattr(supernode.patches, name, lambda *_: None)
+    monkeypatch.setattr(supernode, "start_superexec", lambda *_: None)
     with pytest.raises(SystemExit):
         supernode.main()
     assert Policy.kept_in(state).rounds == 7

@@ -293,6 +293,23 @@ def test_status_of_a_site_shows_what_it_holds_and_who_lives(app, capsys):
     assert "was changed, moved or left out" in " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.parametrize(
+    "end", ["[" * 100_000, '{"run": "first", "bytes": [1]}', '{"run": "first", "bytes": "x"}', "\xff"]
+)
+def test_status_of_a_site_with_a_damaged_log_names_the_line(app, capsys, end):
+    state = app / "sites" / "site-1"
+    state.mkdir()
+    log = SiteLog(state / "log.jsonl", "site-1")
+    log.add("answer", run="first", stage=[0, 0], way="out", bytes=5, verdict="sent")
+    log.close()
+    with (state / "log.jsonl").open("a") as file:
+        file.write(end + "\n")
+    assert main(["deploy", "status", "sites/site-1.toml"]) == 1
+    said = capsys.readouterr()
+    assert "line 2 of" in said.out
+    assert said.err == ""
+
+
 def test_unregister_finds_the_node_by_its_key(app, link, capsys):
     link.nodes_found = [FlowerNode(5, "online", public_key(app / "keys/site-2.pub"))]
     assert main(["deploy", "unregister", "keys/site-2.pub"]) == 0

@@ -1,10 +1,17 @@
 """Texts from a peer, made safe for a line of a log or an error."""
 
 import re
+import unicodedata
 from collections.abc import Sequence
 
 # Controls, line and paragraph separators, marks and overrides of the writing direction, lone surrogates.
 _CONTROLS = re.compile("[\0-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufeff]")
+
+# Letters without a shape, and marks that choose or join shapes: they are printable, and nobody sees them.
+_UNSEEN = re.compile(
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
+)
+LONGEST_NAME = 128  # characters of the name of a site, a run or a column
 
 
 def one_line(text: object, longest: int = 300) -> str:
@@ -38,6 +45,33 @@ def has_controls(text: str) -> bool:
     (False, True, True)
     """
     return _CONTROLS.search(text) is not None
+
+
+def check_plain_name(what: str, name: str) -> None:
+    r"""Refuse a name that looks like another one, or like several entries of a list.
+
+    Args:
+        what: it names, for the error.
+        name: any text.
+
+    >>> check_plain_name("site", "Krankenhaus Köln-Nord (2)")
+    >>> check_plain_name("site", "north\u200b")
+    Traceback (most recent call last):
+    ValueError: the name of a site must not have characters that cannot be seen, as in 'north\u200b'
+    """
+    wrong = ""
+    if not 0 < len(name) <= LONGEST_NAME:
+        wrong = f"be empty, or longer than {LONGEST_NAME} characters"
+    elif name != name.strip() or "  " in name:
+        wrong = "begin or end with a space, or have several in a row"
+    elif not name.isprintable() or _UNSEEN.search(name):
+        wrong = "have characters that cannot be seen"
+    elif name != unicodedata.normalize("NFKC", name):
+        wrong = f"have characters that look like others: write {unicodedata.normalize('NFKC', name)!r}"
+    elif set(name) & set(":;"):
+        wrong = "have a colon or a semicolon"
+    if wrong:
+        raise ValueError(f"the name of a {what} must not {wrong}, as in {name[:LONGEST_NAME]!a}")
 
 
 def listed(texts: Sequence[str], most: int = 10) -> str:

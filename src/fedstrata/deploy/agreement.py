@@ -1,5 +1,6 @@
 """The agreement of a deployed run, from what sites report of their data: sizes and shapes, and no example."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -20,6 +21,7 @@ from fedstrata.data.split import Split
 from fedstrata.data.validation import LARGEST, numbered
 from fedstrata.deploy.data_summary import DataSummary, differing_shapes
 from fedstrata.deploy.messages import BEGIN, EVALUATE, START, Stage
+from fedstrata.engine import initialise
 from fedstrata.engine.checks import (
     check_counts,
     check_grid,
@@ -95,6 +97,11 @@ class Agreement(NamedTuple):
     def started(self) -> RoundContext:
         """The context of the run at its start point."""
         return self.context.at_start(self.context.algorithm, self.x0)
+
+    def state_bytes(self) -> int:
+        """The size of the server's state. It may depend on the rows that sites report."""
+        state = jax.eval_shape(lambda: initialise.blank(self.started(), self.context.clients))
+        return sum(math.prod(a.shape) * a.dtype.itemsize for a in jax.tree.leaves(state))
 
     def unnamed(self) -> "Agreement":
         """The same without the run's name and the sites' rows, so that runs share compiled programs."""
@@ -210,7 +217,7 @@ def has_stage(context: RoundContext, stage: Stage, after: Stage | None = None) -
     if stage.exchange == EVALUATE:
         return stage == Stage(max(stage.round, 0), EVALUATE)
     if stage.round < 0:
-        return stage in (Stage(-1, BEGIN), Stage(-1, START))
+        return stage == (-1, BEGIN) or (stage == (-1, START) and initialise.starts_twice(context.algorithm))
     phases = context.algorithm.phases(context.problem)
     if not (0 <= stage.phase < len(phases) and 0 <= stage.repetition < phases[stage.phase].repeat):
         return False

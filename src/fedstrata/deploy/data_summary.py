@@ -13,7 +13,7 @@ import jax
 from fedstrata import __version__
 from fedstrata.base import strict_json
 from fedstrata.base.errors import unknown
-from fedstrata.base.text import one_line
+from fedstrata.base.text import LONGEST_NAME, check_plain_name, one_line
 from fedstrata.data.federation import Federation
 from fedstrata.data.validation import numbered
 from fedstrata.engine.codec import DTYPES
@@ -21,7 +21,6 @@ from fedstrata.engine.codec import DTYPES
 Shapes = dict[str, tuple[str, list[int]]]  # by column: dtype and shape of one example
 
 # Limits on a summary that another party sent. They are far above what a site needs.
-LONGEST_NAME = 128  # characters of a name
 MOST_SPLITS, MOST_COLUMNS, MOST_DIMENSIONS = 64, 4096, 16
 LARGEST_EXAMPLE = 2**31  # bytes
 
@@ -78,6 +77,7 @@ class DataSummary(NamedTuple):
         site, counts, shapes, data, key, about = row
         for what, text in (("site", site), ("data", data), ("key", key)):
             _name(what, text, least=int(what == "site"))
+        check_plain_name("site", site)
         for name, value in _mapping("versions", about, MOST_SPLITS).items():
             _name(f"version of {name!r}", value)
         rows = _mapping("counts", counts, MOST_SPLITS)
@@ -163,7 +163,7 @@ def _columns(split: str, value: Any) -> Shapes:
         for size in shape:
             if _whole(f"shape of split {split!r}, column {column!r}", size) > LARGEST_EXAMPLE:
                 raise ValueError(f"split {split!r}, column {column!r}: an example is too large")
-        if math.prod(shape) * DTYPES[dtype].itemsize > LARGEST_EXAMPLE:
+        if math.prod(max(size, 1) for size in shape) * DTYPES[dtype].itemsize > LARGEST_EXAMPLE:
             raise ValueError(f"split {split!r}, column {column!r}: an example is larger than {LARGEST_EXAMPLE} bytes")
         found[column] = (dtype, list(shape))
     return found

@@ -33,6 +33,7 @@ class Guard:
             log: the site's.
         """
         self.policy, self.log, self.journal = policy, log, Journal(log)
+        self.refused: dict[tuple[str, int], int] = {}  # by run and exchange: the bytes of a reply that was too large
 
     def obey(self, kept: Policy | None, folder: Path) -> bool:
         """Hold to this policy from now on, and write it down; returns whether it is another one than before.
@@ -171,12 +172,21 @@ class Guard:
                 f"{site} has answered {done.answers} calls in run {terms.run!r}, most of them repeated; its owner may "
                 "raise parameters"
             )
-        self.check_bytes(terms.run, _least_bytes(context, call.stage))  # again when the reply is known
+        # Again when the reply is known. Where its size varies, what was too large before is not computed once more.
+        least = max(_least_bytes(context, call.stage), self.refused.get((terms.run, call.stage.exchange), 0))
+        self.check_bytes(terms.run, call.stage, least)
 
-    def check_bytes(self, run: str, size: int) -> None:
-        """Refuse to let so many bytes leave if the policy allows fewer in the run."""
+    def check_bytes(self, run: str, stage: Stage, size: int) -> None:
+        """Refuse to let so many bytes leave if the policy allows fewer in the run.
+
+        Args:
+            run: its name.
+            stage: of the call.
+            size: of the reply.
+        """
         done, limit = self.journal.answered(run), self.policy.bytes
         if done.bytes + size > limit:
+            self.refused[run, stage.exchange] = size
             raise Refused(
                 f"{self.log.site} has sent {done.bytes:,} bytes in run {run!r}, and with this reply it would be more "
                 f"than the {limit:,} that its policy allows; its owner may raise bytes"

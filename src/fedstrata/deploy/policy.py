@@ -117,3 +117,18 @@ class Policy(NamedTuple):
             f"may leave this site: {' and '.join(leaves) or 'nothing'}, {self.bytes / 1e6:,.0f} MB in a run",
             f"noise that this site adds to its replies: {noise}",
         ]
+
+
+def check_tells(tells: Any, policy: Policy, where: str) -> None:
+    """Refuse a site that demands noise and lets measures or scores leave, to which no noise is added.
+
+    Args:
+        tells: in the site's settings.
+        policy: of the site.
+        where: the file or the site, for the error.
+    """
+    if policy.noise_at_least > 0 and tells not in (None, "nothing"):
+        raise Refused(
+            f"{where}: tells = {tells!r} lets evaluations leave without noise, and noise_at_least in [policy] wants "
+            'noise in all that leaves; set tells = "nothing", or noise_at_least = 0'
+        )

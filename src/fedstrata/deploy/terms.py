@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from fedstrata.base import strict_json
-from fedstrata.base.text import one_line
-from fedstrata.deploy.data_summary import LONGEST_NAME, MOST_SPLITS, DataSummary
+from fedstrata.base.text import LONGEST_NAME, one_line
+from fedstrata.deploy.data_summary import MOST_SPLITS, DataSummary
 
 MOST_SITES = 10_000  # the limits of `strict_json` are reached before, with some hundred sites
 

@@ -114,26 +114,28 @@ def _site_status(options: argparse.Namespace, site: "SiteConfig") -> int:
 
     folder = site.folder / site.state
     alive = {"supernode": bool(is_held(folder / LOCK)), "worker": bool(is_held(folder / "worker.lock"))}
-    runs = [found for found in _held_runs(folder) if options.name in (None, found["run"])]
     wrong = broken(folder / FILE) if (folder / FILE).exists() else ""
+    logged = {} if wrong else _log(folder / FILE)  # lines that somebody changed are not evidence
+    runs = [found for found in _held_runs(folder, logged) if options.name in (None, found["run"])]
     if options.json:
         print_json({"site": site.site, **alive, "log": wrong or "whole", "runs": runs})
         return 1 if wrong else 0
     print(f"{site.site}: " + ", ".join(f"{who} {'runs' if here else 'does not run'}" for who, here in alive.items()))
     last = lambda stages: "round {}, exchange {}".format(*stages[-1]) if stages else ""
     rows = [
-        [r["run"], f"{r['bytes'] / 1e6:.1f}", last(r["stages"]), r["used"], _epsilon(r), _said(r["log"])] for r in runs
+        [r["run"], f"{r['bytes'] / 1e6:.1f}", last(r["stages"]), r["used"], _epsilon(r), _log_in_words(r["log"])]
+        for r in runs
     ]
     print_table(f"{folder}", ["run", ">MB", "last stage", "last used", ">ε", "log"], rows)
     print(wrong or "The chain of its log is whole.")
     return 1 if wrong else 0
 
 
-def _held_runs(folder: Path) -> list[dict[str, Any]]:
+def _held_runs(folder: Path, logged: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
     """The runs of which a site has state or log lines."""
     from fedstrata.deploy.site_store import DiskStore, run_folder
 
-    logged, found = _log(folder / "log.jsonl"), []
+    found = []
     names = {run_folder(name): name for name in logged}
     homes = {names.get(p.name, p.name): p for p in sorted((folder / "runs").glob("*")) if p.is_dir()}
     for name in sorted({*homes, *logged}):
@@ -165,20 +167,19 @@ def _log(path: Path) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     with contextlib.suppress(OSError), path.open(errors="replace") as lines:
         for line in lines:
-            try:
-                row = json.loads(line)
-            except ValueError:  # a line that is being written
+            if not line.endswith("\n"):  # it is being written
                 continue
-            if not isinstance(row, dict) or not row.get("run"):
+            row = json.loads(line)
+            if not row.get("run"):
                 continue
             run = found.setdefault(str(row["run"]), {"verdicts": Counter(), "bytes": Counter(), "last": None})
             run["verdicts"][str(row.get("verdict"))] += 1
-            run["bytes"][str(row.get("way"))] += int(row.get("bytes") or 0)
+            run["bytes"][str(row.get("way"))] += size if isinstance(size := row.get("bytes"), int) else 0
             run["last"] = {name: row.get(name) for name in ("time", "kind", "stage", "verdict", "why")}
     return found
 
 
-def _said(log: dict[str, Any] | None) -> str:
+def _log_in_words(log: dict[str, Any] | None) -> str:
     if log is None:
         return "none"
     counts = ", ".join(f"{count} {verdict}" for verdict, count in log["verdicts"].items())

@@ -68,12 +68,12 @@ class Summary(NamedTuple):
         return "\n".join([f"after {self.round} rounds", *("  ".join(line) for line in lines), *self._notes()])
 
     def _cells(self) -> tuple[list[str], list[list[str]]]:
-        rows = {**self.by_site, "mean over sites": self.means} if self.by_site else {}
-        if self.pooled:
-            rows["all scores together"] = self.pooled
-        columns = list(dict.fromkeys(name for row in rows.values() for name in row))
+        rows: list[tuple[str, Mapping[str, float]]] = list(self.by_site.items())  # a site may have any name
+        rows += [("mean over sites", self.means)] if self.by_site else []
+        rows += [("all scores together", self.pooled)] if self.pooled else []
+        columns = list(dict.fromkeys(name for _, row in rows for name in row))
         show = lambda value: "–" if math.isnan(value) else human_number(value)
-        return ["site", *columns], [[n, *(show(row.get(c, math.nan)) for c in columns)] for n, row in rows.items()]
+        return ["site", *columns], [[n, *(show(row.get(c, math.nan)) for c in columns)] for n, row in rows]
 
     def _notes(self) -> list[str]:
         found = [] if self.objective is None else [f"objective of all sites: {human_number(self.objective)}"]

@@ -18,11 +18,12 @@ from typing import Any, NamedTuple
 
 from fedstrata.base.errors import unknown
 from fedstrata.base.files import replacing
+from fedstrata.base.text import check_plain_name
 from fedstrata.deploy.flower import fork_server, socket_frames
 from fedstrata.deploy.flower.keys import AUTHORITY, CERTIFICATE, KEY, key_fingerprint
 from fedstrata.deploy.flower.run_lock import is_held, private
 from fedstrata.deploy.flower.supernode import LOCK, SECRET, SETTINGS, STATE
-from fedstrata.deploy.policy import Policy
+from fedstrata.deploy.policy import Policy, check_tells
 from fedstrata.deploy.state_files import write_text
 
 HOME = ".flwr"  # Flower's files, in the app's folder and not in the user's home
@@ -135,6 +136,7 @@ class SiteConfig(NamedTuple):
         """The site in this file; a ValueError if the file has mistakes."""
         entries = _checked(path, cls._fields[1:], {"site", "server"})
         entries["policy"] = Policy.of(entries.get("policy", {}), str(path))
+        _check_site(path, entries["site"], entries.get("settings", {}), entries["policy"])
         found = cls(path.parent.absolute(), **entries)
         _only_on_loopback(found.insecure, [found.server], path)
         return found
@@ -248,6 +250,15 @@ def _checked(path: Path, allowed: tuple[str, ...], needed: set[str]) -> dict[str
     if lacking := sorted(needed - found.keys()):
         raise ValueError(f"{path} lacks {', '.join(lacking)}")
     return found
+
+
+def _check_site(path: Path, site: Any, settings: Any, policy: Policy) -> None:
+    if not isinstance(site, str):
+        raise ValueError(f"{path}: site must be a name, not {site!r}")
+    if not isinstance(settings, Mapping):
+        raise ValueError(f"{path}: [settings] must be a table of entries")
+    check_plain_name("site", site)
+    check_tells(settings.get("tells"), policy, str(path))
 
 
 def _only_on_loopback(insecure: bool, hosts: list[str], path: Path) -> None:

@@ -43,6 +43,21 @@ def grid_link(roster: Roster, names: tuple[str, ...], deadline: float, terms: Te
         lost: dict[int, list[str]] = {}  # by site: why calls or replies were lost
         due, gap = dict.fromkeys(calls, 0.0), dict.fromkeys(calls, AGAIN)
         awaited = lambda: any(i not in replies and names[i] not in roster.changed for i in calls)
+
+        def pull() -> None:
+            for (i, token), incoming in roster.replies.pulled(pending):
+                reply = _reply(incoming, token)
+                if i in replies:  # to a call that was sent twice
+                    log.info("%s replied twice; the second reply is ignored", names[i])
+                elif isinstance(reply, Lost):
+                    lost.setdefault(i, []).append(reply.why)
+                    again = LOOK * 2 ** min(len(lost[i]) - 1, 10)
+                    due[i] = min(due[i], time.monotonic() + min(again, AGAIN))
+                else:
+                    replies[i] = reply
+                    if isinstance(reply, Message):
+                        told.add(i)
+
         while awaited() and time.monotonic() < until:
             roster.look([names[i] for i in calls if i not in replies])
             now = time.monotonic()
@@ -54,18 +69,10 @@ def grid_link(roster: Roster, names: tuple[str, ...], deadline: float, terms: Te
                 pending |= {m: (i, about[i][CALL]) for m, i in zip(sent, to_call, strict=True) if m}
             for i in to_call:
                 called[i], due[i], gap[i] = nodes[i], now + gap[i], 2 * gap[i]
-            for (i, token), incoming in roster.replies.pulled(pending):
-                reply = _reply(incoming, token)
-                if i in replies:  # to a call that was sent twice
-                    log.info("%s replied twice; the second reply is ignored", names[i])
-                elif isinstance(reply, Lost):
-                    lost.setdefault(i, []).append(reply.why)
-                    due[i] = min(due[i], now + min(LOOK * 2 ** min(len(lost[i]) - 1, 10), AGAIN))
-                else:
-                    replies[i] = reply
-                    if isinstance(reply, Message):
-                        told.add(i)
+            pull()
             time.sleep(POLL)
+        if awaited():
+            pull()  # an upload that never ended may have taken all the time in which the others' could be read
         silent = {i: f"no answer in time; lost {len(found)} times, the last: {found[-1]}" for i, found in lost.items()}
         refused = {i: why for i, name in enumerate(names) if (why := roster.refused.get(name))}
         return silent | refused | replies

@@ -1,6 +1,8 @@
 """Replies from Flower's grid, such that a reply which Flower itself cannot read loses no other one."""
 
 import logging
+import math
+import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -42,13 +44,15 @@ class Replies:
     their calls are sent again. Fetched one by one, the unreadable reply is known to be its site's.
     """
 
-    def __init__(self, grid: Grid):
+    def __init__(self, grid: Grid, one_by_one: bool = False, seconds: float = math.inf):
         """Nothing is fetched yet.
 
         Args:
             grid: Flower's grid.
+            one_by_one: whether replies are fetched one by one from the beginning.
+            seconds: after which no further reply is fetched, one by one, until the next call.
         """
-        self.grid, self.one_by_one = grid, False
+        self.grid, self.one_by_one, self.seconds = grid, one_by_one, seconds
 
     def pulled(self, pending: dict[str, Any]) -> Iterator[tuple[Any, FlowerMessage | Lost | Unreadable]]:
         """The replies that are there, each with the note about its call.
@@ -68,7 +72,11 @@ class Replies:
                 if message in pending:
                     yield pending.pop(message), reply
         if self.one_by_one:
+            until = time.monotonic() + self.seconds
             for message in list(pending):
+                if time.monotonic() > until:
+                    return
+                pending[message] = pending.pop(message)  # the next call begins with those that were not fetched now
                 if (reply := self._one(message)) is not None and (note := pending.pop(message, None)) is not None:
                     yield note, reply
                 if isinstance(reply, Lost):

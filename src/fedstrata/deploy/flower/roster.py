@@ -11,8 +11,8 @@ from flwr.app import Message as FlowerMessage
 from flwr.serverapp import Grid
 
 from fedstrata.base.few_lines import FewLines
-from fedstrata.base.text import listed, one_line
-from fedstrata.deploy.data_summary import LONGEST_NAME, DataSummary
+from fedstrata.base.text import LONGEST_NAME, listed, one_line
+from fedstrata.deploy.data_summary import DataSummary
 from fedstrata.deploy.flower.client_app import CALL, new_token, record
 from fedstrata.deploy.flower.pulling import Lost, Replies, Unreadable, letter
 from fedstrata.deploy.link import described
@@ -22,6 +22,7 @@ LOOK = 1.0  # seconds between two polls for new nodes
 AGAIN = 15.0  # seconds until the summary of a node without a valid one is requested again; doubled each time,
 LONGEST = 8  # times as long at most
 AT_ONCE = 100  # nodes that are asked in one go
+BUDGET = 2.0  # seconds of a poll for summaries, and at most one more upload: strangers may never end theirs
 PROGRESS = 60.0  # seconds between two log lines about sites that are awaited
 LONGEST_LINE = 500  # characters
 LAST = 3  # messages to a node whose replies are still read
@@ -67,6 +68,7 @@ class Roster:
             check: raises an error for summaries that do not fit the run's problem, or one another.
         """
         self.grid, self.replies, self.marks, self.check = grid, Replies(grid), dict(marks or {}), check
+        self.summaries_of_nodes = Replies(grid, one_by_one=True, seconds=BUDGET)
         self.begun = {summary.site: summary for summary in begun}  # empty: the run has not begun
         self.names = frozenset(self.begun) or None  # of the run's sites; None: any
         self.nodes: dict[str, int] = {}  # by site name
@@ -99,7 +101,7 @@ class Roster:
             if missing():
                 self._ask(present)
         if missing():
-            for (number, token), reply in self.replies.pulled(self._pending):
+            for (number, token), reply in self.summaries_of_nodes.pulled(self._pending):
                 self._read(number, token, reply)
 
     def _forget(self, present: set[int]) -> None:
@@ -188,6 +190,7 @@ class Roster:
         for message in self._known[number].asked:
             self._pending.pop(message, None)
         self._known[number] = _Node(summary.site, due=math.inf)
+        self.nodes = {site: other for site, other in self.nodes.items() if other != number}  # one node, one name
         self.marks[summary.site], self.nodes[summary.site] = mark, number
         self.summaries[summary.site] = summary
 
@@ -231,6 +234,7 @@ class Roster:
             note = f"; {listed(out, 3)}" if out else ""
             return f"{len(here)} of {expected} sites are connected: {listed(here) or 'none'}{note}"
         try:
+            self._check_identities(here)
             self.check(*(self.summaries[name] for name in here))
         except Exception as error:
             for name in here:  # ask all of them again: their owners may correct the data
@@ -238,6 +242,13 @@ class Roster:
                 node.due = min(node.due, time.monotonic() + AGAIN)
             return f"the run waits: {one_line(described(error), LONGEST_LINE)}"
         return None
+
+    def _check_identities(self, names: list[str]) -> None:
+        """Refuse two sites with one key or one mark: they are one site under two names."""
+        for what, of in (("key", lambda name: self.summaries[name].key), ("mark", self.marks.get)):
+            for i, name in enumerate(names):
+                if same := [other for other in names[:i] if of(name) and of(other) == of(name)]:
+                    raise ValueError(f"{same[0]} and {name} have the same {what}: unregister one of them")
 
     def wait_for(self, names: list[str], seconds: float) -> None:
         """Wait until all these sites are connected or have changed, or until the time is over."""

@@ -1,4 +1,4 @@
-"""One server per run: a lock in the run's folder, and the state of the run for whoever asks.
+"""One server per run: a lock in the run's folder, and the state of the run for `deploy status`.
 
 A second server on the same run would send other messages under the same name and count privacy a second time.
 """
@@ -90,11 +90,6 @@ def is_held(path: Path) -> bool | None:
 def server_of(folder: Path) -> dict[str, Any] | None:
     """Who serves the run in this folder now: pid, host, flower_run, started. None: nobody."""
     return _read(folder / LOCK) if is_held(folder / LOCK) else None
-
-
-def last_server_of(folder: Path) -> dict[str, Any]:
-    """Who serves the run in this folder, or served it last."""
-    return _read(folder / LOCK)
 
 
 def write_status(folder: Path, **state: Any) -> None:

@@ -16,6 +16,7 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedstrata.base.text import listed
+from fedstrata.deploy.agreement import Agreement
 from fedstrata.deploy.data_summary import DataSummary, versions
 from fedstrata.deploy.flower.client_app import code_of
 from fedstrata.deploy.flower.deployment import Deployment, agree_on, resolve, settings_of
@@ -34,6 +35,7 @@ from fedstrata.engine.saving import keep_model
 UPLOAD = 15.0  # seconds after which a reply with missing parts counts as lost,
 SLOWEST = 1e5  # plus its bytes divided by this rate in bytes per second
 ENDING = 10.0  # seconds that the server app of a SuperLink that was killed may take to end
+MOST = 2**31 - 1  # rounds or evaluations
 ATTEMPTS = 3  # at a round without a quorum or with numbers that are not finite, before the server gives up
 
 log = logging.getLogger("fedstrata")
@@ -93,15 +95,16 @@ def serve(
     elif store.rounds():
         raise CheckpointError(f"{folder / FILE} is missing, and the run has begun; {REMEDY}")
     bounded_messages(SERVER_APP)
-    short_pulls(UPLOAD)  # also of data summaries: a node that never finishes its upload must not stop the server
-    roster, summaries = _connected(deployment, grid, begun, run)
-    Begun(summaries, {summary.site: roster.marks[summary.site] for summary in summaries}, mine).write(folder / FILE)
+    longest = deployment.deadline / 4  # a site that never finishes its upload must not keep the others' from being read
+    short_pulls(min(UPLOAD, longest))  # also of data summaries
+    roster, summaries = _connected(deployment, grid, begun, run, program)
     agreement = agree_on(deployment, run, summaries)
     names = tuple(summary.site for summary in summaries)
-    short_pulls(UPLOAD + sum(a.nbytes for a in jax.tree.leaves(agreement.x0)) / SLOWEST)
-    every = deployment.evaluate_every or deployment.rounds
     terms = Terms(run, tuple(summaries), program, deployment.rounds, deployment.evaluations)
     link = grid_link(roster, names, deployment.deadline, terms)
+    Begun(summaries, {summary.site: roster.marks[summary.site] for summary in summaries}, mine).write(folder / FILE)
+    short_pulls(min(UPLOAD + sum(a.nbytes for a in jax.tree.leaves(agreement.x0)) / SLOWEST, longest))
+    every = deployment.evaluate_every or deployment.rounds
     with _appended(folder / "reports.jsonl") as reports:
         server = Server(agreement, names, link, quorum=deployment.quorum)
         status = _Status(folder, server, deployment.rounds)
@@ -168,13 +171,13 @@ def _spent(server: Server) -> dict[str, Any]:
 
 
 def _connected(
-    deployment: Deployment, grid: Grid, begun: Begun | None, run: str
+    deployment: Deployment, grid: Grid, begun: Begun | None, run: str, program: str
 ) -> tuple[Roster, Sequence[DataSummary]]:
     """The sites of the run, once they are connected. A run that has begun keeps its sites and their numbers."""
 
     def check(*summaries: DataSummary) -> None:
-        agree_on(deployment, "", summaries)
-        Terms(run, summaries, "", 0, 0).encode()
+        _check_memory(agree_on(deployment, "", summaries), summaries)
+        Terms(run, summaries, program, MOST, MOST).encode()
 
     if begun is None:
         roster = Roster(grid, check=check)
@@ -184,6 +187,17 @@ def _connected(
     roster = Roster(grid, begun.marks, begun.summaries, check)
     roster.wait_for([summary.site for summary in begun.summaries], deployment.deadline)
     return roster, begun.summaries
+
+
+def _check_memory(agreement: Agreement, summaries: Sequence[DataSummary]) -> None:
+    """Refuse rows for which the server would need most of its memory: a site may claim any number of them."""
+    need, here = agreement.state_bytes(), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if need > here // 2:
+        rows, site = max((max(summary.counts.values()), summary.site) for summary in summaries)
+        raise ValueError(
+            f"the state of the run would take {need / 1e9:,.1f} GB of memory here, and this machine has "
+            f"{here / 1e9:,.1f} GB; {site} reports {rows:,} rows. If that is right, choose a (smaller) pool_size"
+        )
 
 
 def _compare_versions(summaries: Sequence[DataSummary]) -> None:

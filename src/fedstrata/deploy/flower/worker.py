@@ -26,7 +26,7 @@ from fedstrata.deploy.flower.deployment import Deployment, agree_on, resolve, se
 from fedstrata.deploy.flower.supernode import SiteWatch
 from fedstrata.deploy.guard import Guard
 from fedstrata.deploy.messages import Message
-from fedstrata.deploy.policy import Policy, Refused
+from fedstrata.deploy.policy import Policy, Refused, check_tells
 from fedstrata.deploy.site import Site
 from fedstrata.deploy.site_folder import MARK, Identity, RunRecord
 from fedstrata.deploy.site_log import SiteLog, SiteLogError
@@ -35,6 +35,7 @@ from fedstrata.deploy.state_files import DamagedFile
 from fedstrata.deploy.terms import Terms
 
 IDLE = 3600.0  # seconds without a message after which a worker ends
+LONGEST = 10_000  # characters of an error of `load` in worker.log
 LOOK = 2.0  # seconds between two checks whether the site's SuperNode lives
 
 log = logging.getLogger("fedstrata")
@@ -58,6 +59,7 @@ class Worker:
         self.last: tuple[bytes, Message, bytes] | None = None  # the last call, its reply, and that in bytes
         self.guard: Guard | None = None
         self.identity: Identity | None = None
+        self.lines = FewLines(log)  # of worker.log, which nobody can fill
 
     def answer(self, request: Mapping[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
         """The header and the bytes of the reply to a message.
@@ -84,7 +86,7 @@ class Worker:
             else:
                 site.count_again(call.stage)
             _, reply, sent = kept
-            guard.check_bytes(call.run, len(sent))
+            guard.check_bytes(call.run, call.stage, len(sent))
         except SiteLogError:
             raise  # there is nowhere to write it
         except Exception as error:
@@ -121,7 +123,7 @@ class Worker:
             try:
                 self.data = _in_memory(self.deployment.load(settings))
             except Exception as error:
-                print(f"load: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+                self.lines.write(logging.ERROR, f"load: {type(error).__name__}: {error}"[:LONGEST])
                 raise RuntimeError(
                     f"{site} cannot load its data ({type(error).__name__}); its worker.log tells why"
                 ) from error
@@ -129,7 +131,7 @@ class Worker:
             try:
                 self.own = checked_summary(self.deployment, site, self.data, secret=self.identity.secret, key=key)
             except Exception as error:
-                print(f"data: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+                self.lines.write(logging.ERROR, f"data: {type(error).__name__}: {error}"[:LONGEST])
                 raise RuntimeError(
                     f"the data of {site} do not fit the problem ({type(error).__name__}); its worker.log tells why"
                 ) from error
@@ -159,6 +161,7 @@ class Worker:
         record.check_settings(now, begun=kept is not None)
         store = DiskStore(record.home, own.site)
         tells = settings.get("tells")  # decided at the site, never by a message
+        check_tells(tells, guard.policy, own.site)
         answered = guard.journal.answered(run)
         site = Site(
             with_data(agreement, data),
@@ -220,7 +223,7 @@ def serve(worker: Worker, listener: socket.socket) -> None:
         worker: answers.
         listener: a socket that listens.
     """
-    watch, last, lines = SiteWatch(worker.folder), time.monotonic(), FewLines(log)  # nobody can fill worker.log
+    watch, last = SiteWatch(worker.folder), time.monotonic()
     listener.settimeout(min(LOOK, IDLE))
     while True:
         try:
@@ -240,7 +243,7 @@ def serve(worker: Worker, listener: socket.socket) -> None:
             try:
                 about, found = worker.answer(request, body)
             except Exception as error:
-                lines.write(logging.WARNING, one_line(f"{type(error).__name__}: {error}", 1000))
+                worker.lines.write(logging.WARNING, one_line(f"{type(error).__name__}: {error}", 1000))
                 about, found = {"error": f"{type(error).__name__}: {error}"}, b""
             socket_frames.send(connection, about, found)
 
