@@ -81,7 +81,7 @@ def test_a_count_that_is_lower_than_the_releases_in_the_log_is_not_believed(tmp_
 def test_a_site_whose_folder_of_a_run_was_removed_does_not_count_from_zero(noisy, tmp_path):
     shutil.rmtree(tmp_path / "runs" / RUN)
     attacker = again(tmp_path)
-    with pytest.raises(DamagedFile, match=r"privacy.json is missing; without it nobody knows how much"):
+    with pytest.raises(DamagedFile, match=r"privacy.json is missing; without it the privacy spent is unknown"):
         attacker.sends(begin_call(), terms=noisy.terms)
     attacker.victim()[0].close()
 

@@ -217,7 +217,8 @@ def has_stage(context: RoundContext, stage: Stage, after: Stage | None = None) -
     if stage.exchange == EVALUATE:
         return stage == Stage(max(stage.round, 0), EVALUATE)
     if stage.round < 0:
-        return stage == (-1, BEGIN) or (stage == (-1, START) and initialise.starts_twice(context.algorithm))
+        twice = initialise.starts_twice(context.algorithm)
+        return stage == Stage(-1, BEGIN) or (twice and stage == Stage(-1, START))
     phases = context.algorithm.phases(context.problem)
     if not (0 <= stage.phase < len(phases) and 0 <= stage.repetition < phases[stage.phase].repeat):
         return False

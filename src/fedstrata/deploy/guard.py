@@ -122,6 +122,11 @@ class Guard:
             )
         places = placements(context.state)
         for field in sorted(_sent_fields(agreement)):
+            if policy.noise_at_least and places[field].merge != "mean":
+                raise Refused(
+                    f"{type(context.algorithm).__name__} sends the field {field!r}, rows without noise, and {site} "
+                    "wants noise in all that leaves; its owner may set noise_at_least = 0"
+                )
             if not policy.allows_field(field, places[field].merge):
                 how = "merged by a mean" if places[field].merge == "mean" else "rows that the server sees one by one"
                 raise Refused(

@@ -106,7 +106,7 @@ class Policy(NamedTuple):
         leaves = ["every field that the method sends"] if ANY in self.fields else leaves
         calls = f"at most {self.parameters:,} different calls" if self.parameters else CALLS
         noise = (
-            f"at least {self.noise_at_least:g} × the clip" if self.noise_at_least else "none, unless the app says so"
+            f"at least {self.noise_at_least:g} × the clip" if self.noise_at_least else "none, unless the app sets it"
         )
         return [
             f"takes part in runs of {named}, in at most {self.runs_at_most}",

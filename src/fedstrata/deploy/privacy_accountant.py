@@ -14,7 +14,7 @@ from fedstrata.deploy.messages import Stage
 from fedstrata.engine.privacy import Privacy, Spent, noise_key
 
 FILE = "privacy.json"
-REMEDY = "without it nobody knows how much privacy is spent: restore it from a copy, or start a new run"
+REMEDY = "without it the privacy spent is unknown: restore it from a copy, or start a new run"
 
 
 class PrivacyAccountant:
@@ -113,10 +113,12 @@ class PrivacyAccountant:
     def _write(self, privacy: Privacy) -> None:
         if self.file is not None:
             settings = {"noise": privacy.noise, "delta": privacy.delta, "where": privacy.where}
+            settings |= {"unprotected": list(privacy.accept)}
             state_files.write_json(self.file, {"exchanges": self.counts, **settings})
 
     def spent(self) -> Spent | None:
         """The privacy spent by the site that took part in the most releases; None if the run is not private."""
         if self.privacy is None:
             return None
-        return Spent(self.privacy.noise, self.privacy.delta, max(self.counts.values(), default=0))
+        most = max(self.counts.values(), default=0)
+        return Spent(self.privacy.noise, self.privacy.delta, most, self.privacy.accept)

@@ -239,13 +239,22 @@ class Spent(NamedTuple):
     noise: float
     delta: float
     exchanges: int
+    unprotected: tuple[str, ...] = ()  # fields that leave without noise, as `Privacy(accept=…)` says
 
     @property
     def epsilon(self) -> float:
+        """ε of all that leaves; infinite if something leaves without noise."""
+        return math.inf if self.unprotected else self.epsilon_of_means
+
+    @property
+    def epsilon_of_means(self) -> float:
+        """ε of the means alone."""
         return epsilon(self.noise, self.exchanges, self.delta)
 
     def __str__(self) -> str:
-        return f"({self.epsilon:.3g}, {self.delta:g})-differential privacy after {self.exchanges} exchanges"
+        means = f"({self.epsilon_of_means:.3g}, {self.delta:g})-differential privacy after {self.exchanges} exchanges"
+        fields = ", ".join(map(repr, self.unprotected))
+        return f"no guarantee, because {fields} leave without noise; of the means alone: {means}" if fields else means
 
 
 def mechanisms(algorithm: Algorithm, rounds: Sequence[Exchange]) -> tuple[int, int]:

@@ -129,7 +129,7 @@ class Executable(NamedTuple):
         if privacy is None:
             return None
         once, each = mechanisms(self.context.algorithm, self.context.exchanges)
-        return Spent(privacy.noise, privacy.delta, once + each * self.most_often(rounds))
+        return Spent(privacy.noise, privacy.delta, once + each * self.most_often(rounds), privacy.accept)
 
     def most_often(self, rounds: int) -> int:
         """The largest number of rounds in which one client took part."""

@@ -148,13 +148,15 @@ def _held_runs(folder: Path, logged: dict[str, dict[str, Any]]) -> list[dict[str
 
 
 def _spent(home: Path | None) -> float | None:
-    """The ε that a site has spent in a run, by its own count; None if the run is not private, or the file damaged."""
+    """The ε that a site has spent in a run, by its own count; None without such a number, or if the file is damaged."""
     from fedstrata.base.accounting import epsilon
     from fedstrata.deploy.privacy_accountant import FILE as COUNTS
     from fedstrata.deploy.state_files import DamagedFile, read_json
 
     try:
         if home is None or (found := read_json(home / COUNTS, "restore it")) is None:
+            return None
+        if found.get("unprotected"):
             return None
         spent = epsilon(found["noise"], max(found["exchanges"].values(), default=0), found["delta"])
     except (DamagedFile, KeyError, TypeError, ImportError):

@@ -76,6 +76,8 @@ class Replies:
             for message in list(pending):
                 if time.monotonic() > until:
                     return
+                if message not in pending:  # a reply before it was all that was wanted
+                    continue
                 pending[message] = pending.pop(message)  # the next call begins with those that were not fetched now
                 if (reply := self._one(message)) is not None and (note := pending.pop(message, None)) is not None:
                     yield note, reply

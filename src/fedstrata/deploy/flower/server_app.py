@@ -171,7 +171,7 @@ def _spent(server: Server) -> dict[str, Any]:
 
 
 def _connected(
-    deployment: Deployment, grid: Grid, begun: Begun | None, run: str, program: str
+    deployment: Deployment, grid: Grid, begun: Begun | None, run: str, program: str = "1"
 ) -> tuple[Roster, Sequence[DataSummary]]:
     """The sites of the run, once they are connected. A run that has begun keeps its sites and their numbers."""
 
