@@ -27,7 +27,7 @@ from attacked_runs import (
 )
 from cases import CASES
 from deployments import simulated
-from grids import NAME, SITES, deployment, grid, hurry
+from grids import NAME, SITES, deployment
 
 import fedstrata as fs
 from fedstrata.deploy import server
@@ -36,8 +36,6 @@ from fedstrata.deploy.flower.client_app import opened
 from fedstrata.deploy.magnitudes import check_magnitudes, largest, no_longer_finite
 from fedstrata.deploy.messages import Message, NotFinite
 from fedstrata.deploy.server import DivergedError, QuorumError
-
-__all__ = ["grid", "hurry"]  # fixtures
 
 ROUNDS = 4
 UNUSABLE = {"nan": np.nan, "inf": np.inf, "-inf": -np.inf, "1e300": 1e300, "-1.8e308": -np.finfo(np.float64).max}

@@ -7,13 +7,10 @@ import pytest
 
 pytest.importorskip("flwr", reason="flwr is not installed")
 
-from attackers import VICTIM, attacker, begun, begun_once, call_of, expected, limit, log_of, worked
-from grids import hurry
+from attackers import VICTIM, call_of, limit, log_of
 
 from fedstrata.deploy.journal import Journal
 from fedstrata.deploy.site_log import FIRST, SiteLog, SiteLogError, broken, line_hash
-
-__all__ = ["attacker", "begun", "begun_once", "expected", "hurry", "worked"]  # fixtures
 
 
 def edited(line, **entries):

@@ -11,12 +11,10 @@ pytest.importorskip("flwr", reason="flwr is not installed")
 from attacked_runs import BAD, calls, check_lines, check_log, forging, gathered, honest, reasons, served
 from deployments import simulated
 from forgeries import CONTENTS, DISAGREEING, EXCUSES, HARMLESS, LOST, NASTY, SUMMARIES, UNREADABLE
-from grids import NAME, PATIENCE, TASK, deployment, grid, hurry
+from grids import NAME, PATIENCE, TASK, deployment
 
 from fedstrata.deploy.flower import server_app
 from fedstrata.deploy.server import QuorumError
-
-__all__ = ["grid", "hurry"]  # fixtures
 
 LEFT_OUT = "has no valid data summary and is left out: "
 INVALID = {**SUMMARIES, **CONTENTS, **EXCUSES}

@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="flwr is not installed")
 
-from attackers import RUN, VICTIM, Attacker, averaging, begin_call, files_in, log_of, worked
+from attackers import RUN, VICTIM, Attacker, averaging, begin_call, files_in, log_of
 
 import fedstrata as fs
 from fedstrata.base.clock import Clock, domain
@@ -23,8 +23,6 @@ from fedstrata.deploy.site import Site
 from fedstrata.deploy.site_store import MemoryStore
 from fedstrata.engine.client import Client
 from fedstrata.engine.layout import FlatSplit
-
-__all__ = ["worked"]  # a fixture
 
 ROWS = np.random.default_rng(7).normal(size=(6, 3))
 MADE = averaging(ROWS)
