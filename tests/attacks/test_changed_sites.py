@@ -7,28 +7,13 @@ import pytest
 
 pytest.importorskip("flwr", reason="flwr is not installed")
 
-from attackers import (
-    VICTIM,
-    Attacker,
-    attacker,
-    averaging,
-    begin_call,
-    begun,
-    begun_once,
-    call_of,
-    expected,
-    log_of,
-    refuses,
-    worked,
-)
+from attackers import VICTIM, Attacker, averaging, begin_call, call_of, log_of
 from cases import CASES, START
-from grids import NAME, deployment, hurry, load
+from grids import NAME, deployment, load
 
 import fedstrata as fs
 from fedstrata.deploy import data_summary
 from fedstrata.deploy.data_summary import versions
-
-__all__ = ["attacker", "begun", "begun_once", "expected", "hurry", "refuses", "worked"]  # fixtures
 
 
 def changed_data(change):

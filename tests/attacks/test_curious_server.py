@@ -5,26 +5,11 @@ import pytest
 
 pytest.importorskip("flwr", reason="flwr is not installed")
 
-from attackers import (
-    RUN,
-    VICTIM,
-    attacker,
-    begin_call,
-    begun,
-    begun_once,
-    call_of,
-    expected,
-    limit,
-    log_of,
-    refuses,
-    worked,
-)
-from grids import ROUNDS, hurry
+from attackers import RUN, VICTIM, begin_call, call_of, limit, log_of
+from grids import ROUNDS
 
 from fedstrata.deploy import guard, journal
 from fedstrata.deploy.messages import EVALUATE, Message, Stage
-
-__all__ = ["attacker", "begun", "begun_once", "expected", "hurry", "refuses", "worked"]  # fixtures
 
 
 def asks(attacker, points):

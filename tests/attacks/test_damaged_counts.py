@@ -7,9 +7,8 @@ import pytest
 
 pytest.importorskip("flwr", reason="flwr is not installed")
 
-from attackers import RUN, VICTIM, Attacker, attacker, averaging, begin_call, begun, begun_once, limit, log_of
+from attackers import RUN, VICTIM, Attacker, averaging, begin_call, limit, log_of
 from damages import DAMAGES, damage, flipped
-from grids import hurry
 
 import fedstrata as fs
 from fedstrata.deploy.journal import Journal
@@ -20,8 +19,6 @@ from fedstrata.deploy.site_folder import Identity, RunRecord
 from fedstrata.deploy.site_log import SiteLog
 from fedstrata.deploy.state_files import DamagedFile
 from fedstrata.deploy.terms import Terms
-
-__all__ = ["attacker", "begun", "begun_once", "hurry"]  # fixtures
 
 PRIVACY = fs.Privacy(clip=1.0, noise=1.0, where="sites")
 CALL = Message(RUN, Stage(0, 0), VICTIM, {"x.tree": np.zeros(3)}, Stage(-1, 0))

@@ -6,29 +6,13 @@ import pytest
 
 pytest.importorskip("flwr", reason="flwr is not installed")
 
-from attackers import (
-    RUN,
-    Attacker,
-    Begun,
-    attacker,
-    begun,
-    begun_once,
-    call_of,
-    expected,
-    files_in,
-    limit,
-    log_of,
-    worked,
-)
+from attackers import RUN, Attacker, Begun, call_of, files_in, limit, log_of
 from damages import DAMAGES, PIPE, damage
-from grids import hurry
 
 from fedstrata.deploy.policy import Refused
 from fedstrata.deploy.site_log import SiteLogError
 from fedstrata.deploy.site_store import DiskStore, SiteStoreError
 from fedstrata.deploy.state_files import DamagedFile
-
-__all__ = ["attacker", "begun", "begun_once", "expected", "hurry", "worked"]  # fixtures
 
 FILES = {
     "terms": f"runs/{RUN}/terms.json",

@@ -8,10 +8,10 @@ import pytest
 
 pytest.importorskip("flwr", reason="flwr is not installed")
 
-from attackers import RUN, begun, begun_once, expected
+from attackers import RUN
 from cases import CASES
 from damages import DAMAGES, damage
-from grids import NAME, SITES, TASK, hurry, missing
+from grids import NAME, SITES, TASK, missing
 
 import fedstrata as fs
 from fedstrata.deploy.flower.run_lock import RunningError, only_server, read_status, reported
@@ -21,8 +21,6 @@ from fedstrata.deploy.privacy_accountant import PrivacyAccountant
 from fedstrata.deploy.server import QuorumError
 from fedstrata.deploy.state_files import DamagedFile
 from fedstrata.engine.checkpoint import CheckpointError, Checkpoints
-
-__all__ = ["begun", "begun_once", "expected", "hurry"]  # fixtures
 
 pytestmark = [  # of threads that read a damaged checkpoint
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),

@@ -15,7 +15,7 @@ pytest.importorskip("flwr", reason="flwr is not installed")
 from attacked_runs import BAD, calls, check_lines, check_log, forging, gathered, honest, joined, reasons, served
 from deployments import simulated
 from forgeries import NASTY
-from grids import NAME, SITES, Many, deployment, grid, hurry
+from grids import NAME, SITES, Many, deployment
 from strangers import after_polls, kept_away, summary_of
 
 from fedstrata.base import few_lines
@@ -27,8 +27,6 @@ from fedstrata.deploy.flower.pulling import Lost
 from fedstrata.deploy.flower.roster import Roster
 from fedstrata.deploy.messages import Message, Stage
 from fedstrata.deploy.terms import Terms
-
-__all__ = ["grid", "hurry"]  # fixtures
 
 NODES, JUNK = 1000, 64_000_000
 NAMED = tuple(f"site-{number}" for number in range(SITES))

@@ -15,13 +15,10 @@ from flwr.proto.runtime_pb2 import PullAppMessagesResponse
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_id, get_object_tree
 from flwr.supercore.inflatable.inflatable_utils import validate_object_content
 from flwr.superlink.grid.http_grid import HttpGrid
-from grids import hurry
 
 from fedstrata.deploy.flower import patches
 from fedstrata.deploy.flower.client_app import record
 from fedstrata.deploy.flower.pulling import Replies, Unreadable
-
-__all__ = ["hurry"]  # a fixture
 
 MOST = 10_000_000
 

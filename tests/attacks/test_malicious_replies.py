@@ -12,13 +12,11 @@ from attacked_runs import BAD, calls, check_lines, forging, on_bytes, reasons, r
 from deployments import simulated
 from forged_letters import EVALUATIONS, LETTERS, ODD_MEASURES
 from forgeries import CONTENTS, EXCUSES, HARMLESS, LOST, UNREADABLE
-from grids import NAME, deployment, grid, hurry
+from grids import NAME, deployment
 
 from fedstrata.deploy.flower import server_app
 from fedstrata.deploy.link import MOST_OFFENCES
 from fedstrata.deploy.server import QuorumError
-
-__all__ = ["grid", "hurry"]  # fixtures
 
 ROUNDS = 4  # of runs in which a site never sends a valid reply
 REPLIES = {**CONTENTS, **{name: on_bytes(forgery) for name, forgery in LETTERS.items()}}

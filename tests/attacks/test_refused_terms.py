@@ -4,24 +4,10 @@ import pytest
 
 pytest.importorskip("flwr", reason="flwr is not installed")
 
-from attackers import (
-    VICTIM,
-    attacker,
-    begin_call,
-    begun,
-    begun_once,
-    call_of,
-    expected,
-    limit,
-    log_of,
-    refuses,
-    worked,
-)
-from grids import ROUNDS, deployment, hurry
+from attackers import VICTIM, begin_call, call_of, limit, log_of
+from grids import ROUNDS, deployment
 
 from fedstrata.deploy.terms import Terms
-
-__all__ = ["attacker", "begun", "begun_once", "expected", "hurry", "refuses", "worked"]  # fixtures
 
 SHAPES = {"train": {"x": ("float64", [4]), "y": ("float64", [])}}
 

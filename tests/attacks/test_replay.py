@@ -5,31 +5,14 @@ import pytest
 
 pytest.importorskip("flwr", reason="flwr is not installed")
 
-from attackers import (
-    RUN,
-    VICTIM,
-    Attacker,
-    attacker,
-    averaging,
-    begin_call,
-    begun,
-    begun_once,
-    call_of,
-    expected,
-    files_in,
-    log_of,
-    refuses,
-    worked,
-)
+from attackers import RUN, VICTIM, Attacker, averaging, begin_call, call_of, files_in, log_of
 from deployments import simulated
-from grids import NAME, ROUNDS, hurry, missing
+from grids import NAME, ROUNDS, missing
 
 import fedstrata as fs
 from fedstrata.deploy.messages import Message, Stage
 from fedstrata.deploy.site_store import DiskStore, MemoryStore
 from fedstrata.engine.privacy import epsilon
-
-__all__ = ["attacker", "begun", "begun_once", "expected", "hurry", "refuses", "worked"]  # fixtures
 
 
 def states(folder):

@@ -5,14 +5,12 @@ import pytest
 
 pytest.importorskip("flwr", reason="flwr is not installed")
 
-from attackers import RUN, VICTIM, begun, begun_once, expected
-from grids import deployment, hurry, missing
+from attackers import RUN, VICTIM
+from grids import deployment, missing
 
 from fedstrata.deploy.flower.client_app import opened, record
 from fedstrata.deploy.messages import Message, Stage
 from fedstrata.deploy.server import QuorumError
-
-__all__ = ["begun", "begun_once", "expected", "hurry"]  # fixtures
 
 
 def stale_content(begun, forge_once, kinds=("train.phase0",)):

@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="flwr is not installed")
 
-from attackers import RUN, VICTIM, Attacker, averaging, begin_call, files_in, log_of, worked
+from attackers import RUN, VICTIM, Attacker, averaging, begin_call, files_in, log_of
 
 import fedstrata as fs
 from fedstrata.base.clock import Clock, domain
@@ -23,8 +23,6 @@ from fedstrata.deploy.site import Site
 from fedstrata.deploy.site_store import MemoryStore
 from fedstrata.engine.client import Client
 from fedstrata.engine.layout import FlatSplit
-
-__all__ = ["worked"]  # a fixture
 
 ROWS = np.random.default_rng(7).normal(size=(6, 3))
 MADE = averaging(ROWS)
@@ -162,8 +160,8 @@ def test_batches_reveal_rows_unless_the_site_adds_noise(tmp_path, noise):
         before = stage
     attacker.victim()[0].close()
     found = np.linalg.lstsq(drawn_rows(made, attacker.terms, rounds), np.array(means), rcond=None)[0]
-    recovered = np.abs(found - rows).max(axis=1) < 1e-6
-    assert recovered.all() if noise is None else not recovered.any()
+    errors = np.abs(found - rows).max(axis=1)  # of every row, the largest error of a number
+    assert errors.max() < 1e-6 if noise is None else errors.min() > 1
 
 
 def test_a_site_may_want_noise_of_its_own_and_takes_part_in_no_run_without_it(tmp_path, worked):

@@ -5,27 +5,13 @@ import pytest
 
 pytest.importorskip("flwr", reason="flwr is not installed")
 
-from attackers import (
-    Attacker,
-    attacker,
-    begin_call,
-    begun,
-    begun_once,
-    call_of,
-    expected,
-    limit,
-    log_of,
-    refuses,
-    worked,
-)
+from attackers import Attacker, begin_call, call_of, limit, log_of
 from cases import CASES, START, task_of
-from grids import ROUNDS, hurry
+from grids import ROUNDS
 
 import fedstrata as fs
 from fedstrata.deploy.flower.deployment import Deployment
 from fedstrata.deploy.policy import Policy
-
-__all__ = ["attacker", "begun", "begun_once", "expected", "hurry", "refuses", "worked"]  # fixtures
 
 
 def ranking(**changes):

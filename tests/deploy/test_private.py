@@ -2,7 +2,10 @@
 
 import dataclasses
 import functools
+import io
 import json
+import os
+import random
 
 import equinox as eqx
 import jax
@@ -12,6 +15,7 @@ from cases import CASES, START, task_of
 
 import fedstrata as fs
 from fedstrata.base.clock import domain
+from fedstrata.base.gaussian import floor_gaussian
 from fedstrata.core.grid import Grid
 from fedstrata.core.placement import placements
 from fedstrata.data.federation import Federation
@@ -233,15 +237,40 @@ def test_two_servers_add_different_noise_although_the_seed_is_the_same():
     assert min(np.linalg.norm(ends[i] - ends[j]) for i, j in ((0, 1), (0, 2), (1, 2))) > 1e-4
 
 
-def test_the_noise_of_a_server_is_samples_and_no_key():
+def system_bytes(monkeypatch, count=2**20):
+    """Replace the operating system's generator by a list of bytes; returns them, and how many were read each time."""
+    given, sizes = np.random.default_rng(1).bytes(count), []
+
+    def read(size):
+        start = sum(sizes)
+        assert start + size <= len(given)
+        sizes.append(size)
+        return given[start : start + size]
+
+    for module, name in ((os, "urandom"), (random, "_urandom")):  # `secrets` has the second one
+        monkeypatch.setattr(module, name, read)
+    return given, sizes
+
+
+def test_the_noise_of_a_server_is_samples_and_no_key(monkeypatch):
     """A key of 64 bits could be searched for; 128 bits of the operating system stand behind every number."""
-    accountant = PrivacyAccountant(LOUD)
-    one, two = (accountant.noise_for(Stage(0, 0), ["a"], True, Grid.of(0.5, 4, 2000)) for _ in range(2))
+    accountant, grid, stage = PrivacyAccountant(LOUD), Grid.of(0.5, 4, 2000), Stage(0, 0)
+    one, two = (np.asarray(accountant.noise_for(stage, ["a"], True, grid)) for _ in range(2))
     assert one.dtype == np.int32
-    assert np.mean(np.asarray(one) == np.asarray(two)) < 0.01
-    bits = Grid.of(0.5, 4, 2000).bits
-    np.testing.assert_allclose(np.std(one) / 2**bits, 1, rtol=5 / np.sqrt(2 * 2000))
-    assert accountant.counts == {"a": 2}
+    assert one.size == 2000
+    assert np.mean(one == two) < 0.01
+    np.testing.assert_allclose(np.std(one) / 2**grid.bits, 1, rtol=5 / np.sqrt(2 * 2000))
+    given, sizes = system_bytes(monkeypatch)
+    found = np.asarray(accountant.noise_for(stage, ["a"], True, grid))
+    assert sum(sizes) >= 16 * 2000
+    stream = io.BytesIO(given)
+    np.testing.assert_array_equal(found, floor_gaussian(grid.bits, 2000, stream.read))  # of these bytes alone
+    stream = io.BytesIO(given[: 16 * 1000] + bytes(255 - byte for byte in given[16 * 1000 :]))
+    other = floor_gaussian(grid.bits, 2000, stream.read)
+    same = found == other
+    assert same[:900].all()  # some proposals are refused, so that 900 numbers take fewer than 16,000 bytes
+    assert np.mean(same[1000:]) < 0.01  # every number depends on bytes that no earlier one has used
+    assert accountant.counts == {"a": 3}
 
 
 def test_sites_add_noise_to_their_replies_and_the_server_adds_none():

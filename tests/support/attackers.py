@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("flwr", reason="flwr is not installed")
 
 from deployments import simulated
-from grids import NAME, ROUNDS, SITES, Grid, deployment, hurry, in_a_hurry, missing, solution
+from grids import NAME, ROUNDS, SITES, Grid, deployment, in_a_hurry, missing, solution
 
 import fedstrata as fs
 from fedstrata.deploy.data_summary import DataSummary
@@ -23,8 +23,6 @@ from fedstrata.deploy.policy import Policy
 from fedstrata.deploy.site import Site
 from fedstrata.deploy.site_log import broken
 from fedstrata.deploy.terms import Terms
-
-__all__ = ["hurry"]  # a fixture
 
 RUN, VICTIM = "first", "site-1"
 
