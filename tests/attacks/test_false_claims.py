@@ -10,7 +10,7 @@ pytest.importorskip("flwr", reason="flwr is not installed")
 
 from attacked_runs import BAD, forging, honest
 from cases import CASES, START, task_of
-from grids import SITES, TASK, deployment, grid, hurry
+from grids import SITES, TASK, deployment
 from strangers import after_polls, summary_of
 
 from fedstrata.base.text import LONGEST_NAME, check_plain_name
@@ -19,8 +19,6 @@ from fedstrata.deploy.evaluation.summary import Summary
 from fedstrata.deploy.flower import server_app
 from fedstrata.deploy.flower.deployment import Deployment
 from fedstrata.deploy.flower.sites_file import FILE
-
-__all__ = ["grid", "hurry"]  # fixtures
 
 
 @pytest.mark.parametrize("name", ["FedX1", "FedX2", "TrackedX"])

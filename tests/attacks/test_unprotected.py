@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("flwr", reason="flwr is not installed")
 
 import numpy as np
-from attackers import RUN, VICTIM, Attacker, averaging, begin_call, log_of, worked
+from attackers import RUN, VICTIM, Attacker, averaging, begin_call, log_of
 from cases import CASES, START, task_of
 
 import fedstrata as fs
@@ -19,8 +19,6 @@ from fedstrata.deploy.flower.worker import Worker
 from fedstrata.deploy.in_process import advance, in_process_run
 from fedstrata.deploy.messages import EVALUATE, Message, Stage
 from fedstrata.deploy.policy import Policy
-
-__all__ = ["worked"]  # a fixture
 
 ROWS = {"FCFL": ("f", "df", "u", "du"), "FedX2": ("first", "second")}
 NOISY = {"privacy": fs.Privacy(clip=1.0, noise=1.0, where="sites")}

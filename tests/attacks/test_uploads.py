@@ -11,12 +11,10 @@ import time
 import flwr.supercore.inflatable.inflatable_utils as inflatable
 from attacked_runs import BAD
 from flwr.common.constant import ErrorCode
-from grids import Failed, Grid, _reply, deployment, hurry
+from grids import Failed, Grid, _reply, deployment
 
 from fedstrata.deploy.flower import roster, server_app
 from fedstrata.deploy.flower.pulling import Lost, Replies
-
-__all__ = ["hurry"]  # a fixture
 
 
 class Stalling(Grid):
