@@ -10,16 +10,16 @@ pytest.importorskip("flwr", reason="flwr is not installed")
 
 from attacked_runs import BAD, calls, check_lines, forging, on_bytes, reasons, result_without_it, served
 from deployments import simulated
-from forged_letters import EVALUATIONS, LETTERS, ODD_MEASURES
+from forged_messages import EVALUATIONS, MESSAGES, ODD_MEASURES
 from forgeries import CONTENTS, EXCUSES, HARMLESS, LOST, UNREADABLE
 from grids import NAME, deployment
 
 from fedstrata.deploy.flower import server_app
-from fedstrata.deploy.link import MOST_OFFENCES
+from fedstrata.deploy.link import MOST_MALFORMED
 from fedstrata.deploy.server import QuorumError
 
 ROUNDS = 4  # of runs in which a site never sends a valid reply
-REPLIES = {**CONTENTS, **{name: on_bytes(forgery) for name, forgery in LETTERS.items()}}
+REPLIES = {**CONTENTS, **{name: on_bytes(forgery) for name, forgery in MESSAGES.items()}}
 KINDS = ("query.begin", "train", "evaluate")
 SOME = (
     "no content",
@@ -55,7 +55,7 @@ def test_a_malformed_reply_is_named_and_its_round_repeated(name, grid, tmp_path,
     check_lines(tmp_path / "out", caplog)
     status = json.loads((tmp_path / "out" / "status.json").read_text())["sites"]
     assert status[BAD]["why_missing"] == found[-1]
-    assert status[BAD]["quarantined"].startswith(f"quarantined after {MOST_OFFENCES} malformed replies, the last: ")
+    assert status[BAD]["quarantined"].startswith(f"quarantined after {MOST_MALFORMED} malformed replies, the last: ")
     evaluated = json.loads((tmp_path / "out" / "evaluations.jsonl").read_text())
     assert evaluated["missing"].keys() == {BAD}
     assert evaluated["by_site"].keys() == {"site-0", "site-2"}
@@ -67,9 +67,9 @@ def test_a_site_that_always_sends_malformed_replies_is_called_three_times(name, 
     forging(grid, REPLIES[name], "train")
     found = served(grid, tmp_path / "out", rounds=ROUNDS, quorum=0.6)
     np.testing.assert_allclose(found, without, rtol=1e-12)
-    assert calls(grid) == 1 + MOST_OFFENCES  # the start, and three rounds
+    assert calls(grid) == 1 + MOST_MALFORMED  # the start, and three rounds
     found = reasons(tmp_path / "out")
-    assert [why.startswith("malformed reply: ") for why in found] == [True] * MOST_OFFENCES + [False] * 2
+    assert [why.startswith("malformed reply: ") for why in found] == [True] * MOST_MALFORMED + [False] * 2
     assert all(why.startswith("quarantined after 3 malformed replies, the last: ") for why in found[-2:])
     assert sum("site-1 is quarantined after" in line for line in caplog.messages) == 1
     check_lines(tmp_path / "out", caplog)
@@ -80,7 +80,7 @@ def test_a_run_in_which_a_site_always_forges_its_start_does_not_begin(grid, tmp_
     forging(grid, REPLIES["noise"], "query.begin")
     with pytest.raises(QuorumError, match=r"cannot begin: 2 of 3 sites .*site-1: malformed.*another --name"):
         server_app.serve(deployment(quorum=0.6), grid, "first", tmp_path / "out")
-    assert calls(grid) == MOST_OFFENCES
+    assert calls(grid) == MOST_MALFORMED
     assert json.loads((tmp_path / "out" / "status.json").read_text())["sites"][BAD]["quarantined"]
     grid.forge = lambda kind, site, content: content
     served(grid, tmp_path / "out", rounds=1)
@@ -128,9 +128,9 @@ def test_a_reply_that_flower_cannot_read_loses_no_other_one(name, grid, tmp_path
     found = served(grid, tmp_path / "out", rounds=ROUNDS, quorum=0.6)
     np.testing.assert_allclose(found, without, rtol=1e-12)
     found = reasons(tmp_path / "out")
-    assert all(why.startswith("malformed reply: Flower cannot read its reply") for why in found[:MOST_OFFENCES])
+    assert all(why.startswith("malformed reply: Flower cannot read its reply") for why in found[:MOST_MALFORMED])
     assert [reasons(tmp_path / "out", site) for site in ("site-0", "site-2")] == [[], []]
-    assert calls(grid, BAD, "train") == 1 + MOST_OFFENCES  # the first one is nobody's
+    assert calls(grid, BAD, "train") == 1 + MOST_MALFORMED  # the first one is nobody's
     assert calls(grid, "site-0", "train") == 1 + ROUNDS
     check_lines(tmp_path / "out", caplog)
 

@@ -210,4 +210,4 @@ def test_what_a_site_agrees_to_is_what_it_keeps_and_writes_down(attacker, begun)
     kept = Terms.decode((begun.victim / "runs" / "first" / "terms.json").read_text())
     assert kept == attacker.terms
     line = next(line for line in log_of(begun.victim) if line["kind"] == "terms")
-    assert (line["letter"], line["sites"], line["wanted"]) == (attacker.terms.digest(), 3, [ROUNDS, 2])
+    assert (line["message"], line["sites"], line["wanted"]) == (attacker.terms.digest(), 3, [ROUNDS, 2])

@@ -31,7 +31,7 @@ def stale_content(begun, forge_once, kinds=("train.phase0",)):
 
 
 def with_token(old, new):
-    """The old letter with the token of the new call: only the site itself can do that."""
+    """The old message with the token of the new call: only the site itself can do that."""
     return record({"call": opened(new)[0]["call"]}, opened(old)[1])
 
 

@@ -35,7 +35,7 @@ class Guard:
         self.policy, self.log, self.journal = policy, log, Journal(log)
         self.refused: dict[tuple[str, int], int] = {}  # by run and exchange: the bytes of a reply that was too large
 
-    def obey(self, kept: Policy | None, folder: Path) -> bool:
+    def set_policy(self, kept: Policy | None, folder: Path) -> bool:
         """Hold to this policy from now on, and write it down; returns whether it is another one than before.
 
         Args:

@@ -79,7 +79,7 @@ class Journal:
         """
         fixed, wanted = terms.digest(), [terms.rounds, terms.evaluations]
         self._add(
-            "terms", run=terms.run, letter=fixed, sites=len(terms.sites), program=terms.program, wanted=wanted,
+            "terms", run=terms.run, message=fixed, sites=len(terms.sites), program=terms.program, wanted=wanted,
             settings=settings, verdict="agreed" if new else "agreed before this log began",
         )  # fmt: skip
 
@@ -98,7 +98,7 @@ class Journal:
             fields[field] = fields.get(field, 0) + array.nbytes
         self._add(
             "answer", run=call.run, stage=list(call.stage), way="out", call=digest(call), bytes=len(body),
-            letter=hashlib.sha256(body).hexdigest(), fields=fields, verdict="sent",
+            message=hashlib.sha256(body).hexdigest(), fields=fields, verdict="sent",
         )  # fmt: skip
 
     def write_refusal(self, run: str, stage: Any, why: str) -> None:
@@ -140,12 +140,12 @@ class Journal:
         elif kind == "answer":
             done = self.runs.setdefault(line["run"], Answered(set(), set(), set(), {}))
             done.calls.add(line["call"])
-            done.replies.add(line["letter"])
+            done.replies.add(line["message"])
             if line["stage"][1] == EVALUATE:
                 done.evaluations.add(line["call"])
             else:
                 for field in line["fields"]:
-                    done.fields.setdefault(field, set()).add(line["letter"])
+                    done.fields.setdefault(field, set()).add(line["message"])
             self.runs[line["run"]] = done._replace(answers=done.answers + 1, bytes=done.bytes + line["bytes"])
 
 

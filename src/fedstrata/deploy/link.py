@@ -9,7 +9,7 @@ from fedstrata.deploy.messages import EVALUATE, Message, NotFinite, Stage
 
 T = TypeVar("T")
 
-MOST_OFFENCES = 3  # malformed replies of a site, after which it is not called any more
+MOST_MALFORMED = 3  # malformed replies of a site, after which it is not called any more
 
 log = logging.getLogger("fedstrata")
 
@@ -96,7 +96,7 @@ class Caller:
         """Why a site is not called any more; empty if it is."""
         return self._out.get(site, "")
 
-    def expel(self, site: str, why: str) -> None:
+    def quarantine(self, site: str, why: str) -> None:
         """Call a site no more.
 
         Args:
@@ -109,8 +109,8 @@ class Caller:
     def _offence(self, site: str, reply: Malformed) -> str:
         why = one_line(reply.why)
         self.offences[site] = self.offences.get(site, 0) + 1
-        if self.offences[site] == MOST_OFFENCES:
-            self.expel(site, f"after {MOST_OFFENCES} malformed replies, the last: {why}")
+        if self.offences[site] == MOST_MALFORMED:
+            self.quarantine(site, f"after {MOST_MALFORMED} malformed replies, the last: {why}")
         return f"malformed reply: {why}"
 
 

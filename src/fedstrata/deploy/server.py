@@ -178,7 +178,9 @@ class Server:
         sizes = sorted(((largest(fields), i) for i, fields in sent.items()), reverse=True)
         worst = listed([f"{self.names[i]} up to {size:.1e}" for size, i in sizes], 3)
         if len(sizes) > 1 and sizes[0][0] > OUTLIER * sizes[1][0]:
-            self.caller.expel(self.names[sizes[0][1]], f"because the merged state is not finite; sites sent: {worst}")
+            self.caller.quarantine(
+                self.names[sizes[0][1]], f"because the merged state is not finite; sites sent: {worst}"
+            )
         raise DivergedError(
             f"round {stage.round}, phase {stage.phase}: {name} of the merged state is not finite; sites sent values: "
             f"{worst}; nothing of this round is kept. If no site is wrong, start a run with smaller steps"

@@ -98,7 +98,7 @@ class RunRecord:
         if self.logged is None and not damage:
             return kept
         for found in (kept, proposed):
-            if self.logged is not None and found is not None and found.digest() == self.logged["letter"]:
+            if self.logged is not None and found is not None and found.digest() == self.logged["message"]:
                 rounds, evaluations = self.logged["wanted"]
                 return found._replace(rounds=rounds, evaluations=evaluations)
         what = "is missing" if kept is None else "does not have the terms that this site agreed to"
@@ -181,7 +181,7 @@ class RunRecord:
         """
         settings, wanted = content_hash(now), [terms.rounds, terms.evaluations]
         new = (terms.digest(), wanted, settings)
-        if self.logged is None or new != tuple(self.logged.get(name) for name in ("letter", "wanted", "settings")):
+        if self.logged is None or new != tuple(self.logged.get(name) for name in ("message", "wanted", "settings")):
             self.journal.write_terms(terms, settings, new=self.logged is not None or not begun)
         write_text(self.home / SETTINGS, json.dumps(now))
         write_text(self.home / TERMS, terms.encode())

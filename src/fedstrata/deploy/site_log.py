@@ -58,7 +58,7 @@ class SiteLog:
                 if not _begun(torn):
                     raise SiteLogError(f"{site}: the end of {path} is not a line that this site began; {REMEDY}")
                 os.ftruncate(self._file, len(whole + end))
-                self.add("torn", letter=hashlib.sha256(torn).hexdigest())
+                self.add("torn", message=hashlib.sha256(torn).hexdigest())
         except BlockingIOError:
             os.close(self._file)
             raise SiteLogError(f"{site}: another process writes {path}; stop it first") from None

@@ -11,7 +11,7 @@ from typing import Any
 
 from fedstrata.base.files import replacing
 
-SEAL = "sha256"  # the entry of a JSON file with the hash of all others
+CHECKSUM = "sha256"  # the entry of a JSON file with the hash of all others
 
 
 class DamagedFile(RuntimeError):
@@ -85,15 +85,15 @@ def read_json(path: Path, remedy: str) -> dict[str, Any] | None:
         raise DamagedFile(f"{path} is damaged (it is not JSON); {remedy}") from None
     if not isinstance(found, dict):
         raise DamagedFile(f"{path} is damaged (it has no entries); {remedy}")
-    seal = found.pop(SEAL, None)
-    if seal is not None and seal != content_hash(found):
+    checksum = found.pop(CHECKSUM, None)
+    if checksum is not None and checksum != content_hash(found):
         raise DamagedFile(f"{path} is damaged (its content does not fit its hash); {remedy}")
     return found
 
 
 def write_json(path: Path, entries: Mapping[str, Any]) -> None:
     """Write entries and their hash, as in `write_text`."""
-    write_text(path, json.dumps({**entries, SEAL: content_hash(entries)}, indent=2))
+    write_text(path, json.dumps({**entries, CHECKSUM: content_hash(entries)}, indent=2))
 
 
 def content_hash(entries: Any) -> str:

@@ -127,19 +127,19 @@ def _why_unfinished(server: "ServerConfig", number: int | None, last: str, folde
     try:
         flower = _settled(server, number)
     except OSError as error:
-        return f"{error}; if the run goes on, `fedstrata deploy status` shows it"
+        return f"{error}; if the run continues, `fedstrata deploy status` shows it"
     status = read_status(folder)
     mine = status.get("flower_run") == str(number)
     if flower is not None and flower.completed and mine and status.get("state") == "finished":
         return None
     if flower is not None and flower.status != "finished" and server_of(folder) is not None:
-        return "the log ended, but the run goes on; `fedstrata deploy status` shows it"
+        return "the log ended, but the run continues; `fedstrata deploy status` shows it"
     why = status.get("why") if mine else None
     if flower is None:
         return f"the SuperLink does not know its run {number} any more"
     if flower.outcome == "stopped":
         return f"it was stopped; `fedstrata deploy run --name {folder.name}` resumes it"
-    found = why or flower.details or f"Flower says {flower.status}:{flower.outcome}"
+    found = why or flower.details or f"Flower's status: {flower.status}:{flower.outcome}"
     return " ".join(str(found).split())
 
 

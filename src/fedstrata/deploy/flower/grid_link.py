@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from flwr.app import Message as FlowerMessage
 
 from fedstrata.deploy.flower.client_app import CALL, new_token, record
-from fedstrata.deploy.flower.pulling import Lost, Unreadable, letter
+from fedstrata.deploy.flower.pulling import Lost, Unreadable, content_of
 from fedstrata.deploy.flower.roster import Roster
 from fedstrata.deploy.link import Link, Malformed, described
 from fedstrata.deploy.messages import EVALUATE, Message
@@ -90,7 +90,7 @@ def _outgoing(call: Message, node: int, about: Mapping[str, str]) -> FlowerMessa
 def _reply(incoming: FlowerMessage | Lost | Unreadable, token: str) -> Message | Malformed | str | Lost:
     """The reply, or the reason why there is none. Whatever it holds, no error."""
     try:
-        found = letter(incoming, token)
+        found = content_of(incoming, token)
         return found if isinstance(found, Lost | str) else Message.decode(found[1])
     except Exception as error:
         return Malformed(described(error))

@@ -132,7 +132,7 @@ def short_heartbeats() -> None:
 
 
 def only_runs_of_server_apps() -> None:
-    """Let a SuperNode take messages only of runs that go on and that a server app leads. It sends replies when ready.
+    """Let a SuperNode take messages only of running runs that a server app leads. It sends replies when ready.
 
     In any other run, of an agent app for one, Flower starts a program that unpacks and runs whatever bundle the server
     sends. Messages of a run that is stopped while they arrive are dropped: Flower answers them nevertheless. But it

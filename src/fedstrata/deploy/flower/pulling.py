@@ -99,7 +99,7 @@ class Replies:
         return next((reply for of, reply in found if of == message), nothing)
 
 
-def letter(incoming: FlowerMessage | Lost | Unreadable, token: str) -> tuple[dict[str, Any], bytes] | Lost | str:
+def content_of(incoming: FlowerMessage | Lost | Unreadable, token: str) -> tuple[dict[str, Any], bytes] | Lost | str:
     """The header and the bytes of a reply; in their place the site's own words why it does not answer, if it says so.
 
     Args:

@@ -14,7 +14,7 @@ from fedstrata.base.few_lines import FewLines
 from fedstrata.base.text import LONGEST_NAME, listed, one_line
 from fedstrata.deploy.data_summary import DataSummary
 from fedstrata.deploy.flower.client_app import CALL, new_token, record
-from fedstrata.deploy.flower.pulling import Lost, Replies, Unreadable, letter
+from fedstrata.deploy.flower.pulling import Lost, Replies, Unreadable, content_of
 from fedstrata.deploy.link import described
 
 POLL = 0.2  # seconds between two polls for sites that are awaited
@@ -136,7 +136,7 @@ class Roster:
         """Enter the node of a valid summary. Whatever the reply holds, no error ends the run."""
         node = self._known[number]
         try:
-            found = letter(reply, token)
+            found = content_of(reply, token)
             if isinstance(found, Lost):
                 node.lost += 1
                 node.due = min(node.due, time.monotonic() + LOOK * 2 ** min(node.lost, 10))

@@ -107,7 +107,7 @@ class Worker:
         if self.guard is None:
             self.guard = Guard(Policy(), SiteLog(self.folder / site_log.FILE, site))
         try:
-            changed = self.guard.obey(Policy.kept_in(self.folder), self.folder)
+            changed = self.guard.set_policy(Policy.kept_in(self.folder), self.folder)
         except DamagedFile as error:
             self.guard.journal.write_refusal("", None, str(error))
             raise

@@ -47,7 +47,7 @@ def _outer(change):
 
 
 # By name: a function of an honest reply's bytes.
-LETTERS = {
+MESSAGES = {
     "no bytes": lambda body: b"",
     "noise": lambda body: np.random.default_rng(0).bytes(len(body) + 50),
     "other first letters": lambda body: b"PK\x03\x04" + body[4:],
