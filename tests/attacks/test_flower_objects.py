@@ -14,11 +14,13 @@ from flwr.proto.message_pb2 import ObjectTree, PullObjectResponse
 from flwr.proto.runtime_pb2 import PullAppMessagesResponse
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_id, get_object_tree
 from flwr.supercore.inflatable.inflatable_utils import validate_object_content
+from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid.http_grid import HttpGrid
 
 from fedstrata.deploy.flower import patches
 from fedstrata.deploy.flower.client_app import record
 from fedstrata.deploy.flower.pulling import Replies, Unreadable
+from fedstrata.engine.codec import BYTES
 
 MOST = 10_000_000
 
@@ -97,3 +99,32 @@ def test_a_reply_of_many_objects_or_bytes_is_refused(bounded):
     many = {f"{i}": ArrayRecord({f"{i}": Array("uint8", (1,), "x", b"%d" % i)}) for i in range(400)}
     assert "objects" in fetched(reply_with(many))[0].why
     assert "bytes" in fetched(reply_with({}, b"x" * (MOST + 1)))[0].why
+
+
+def test_a_call_that_names_one_part_again_and_again_is_refused_at_a_site(monkeypatch, hurry):
+    """Also at the SuperNode, which fetches the parts of a call and does not put them together."""
+    inflatable = patches.importlib.import_module(patches.CLIENT_APP)
+    for name in ("pull_objects", "inflate_object_from_contents"):
+        monkeypatch.setattr(inflatable, name, getattr(inflatable, name))
+    patches.bounded_messages(patches.CLIENT_APP, MOST)
+    for name in ("_run_id", "_node_id", "_task_id"):
+        monkeypatch.setattr(TaskIdentity, name, 1)
+    call = Message(record({"call": "token"}, b"x" * 2**20), 7, "train.phase0")
+    call.metadata.__dict__.update(_message_id=call.object_id, _run_id=1)
+    contents = {i: found.deflate() for i, found in get_all_nested_objects(call).items()}
+    fetch = lambda tree: inflatable.pull_and_inflate_object_from_tree(
+        tree, lambda i: contents[i], lambda i: None, return_type=Message
+    )
+    assert fetch(get_object_tree(call)).content["body"]["letter"].data.endswith(b"x")
+    _, tree = repeated(contents, get_object_tree(call), 100_000)
+    with pytest.raises(ValueError, match="at most 10,000,000 are allowed"):
+        fetch(tree)
+    node = patches.importlib.import_module(patches.SUPERNODE)
+    monkeypatch.setattr(node, "pull_objects", node.pull_objects)
+    patches.bounded_messages(patches.SUPERNODE, MOST)
+    with pytest.raises(ValueError, match="a message of 2,000 objects"):
+        node.pull_objects([str(i) for i in range(2000)], pull_object_fn=lambda i: b"")
+
+
+def test_a_message_may_have_as_many_bytes_as_the_codec_allows():
+    assert patches.ALL == BYTES + 2**20

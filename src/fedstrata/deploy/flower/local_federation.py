@@ -79,7 +79,7 @@ class LocalFederation:
         approve(self.app, self.home / "approved.txt")
         if not self.server.insecure:
             shutil.rmtree(self.home / "keys", ignore_errors=True)
-            server_keys(self.home / "keys", ["127.0.0.1"], days=2)
+            server_keys(self.home / "keys", ["127.0.0.1", "localhost"], days=2)
         self.start_link()
         for name in self.sites:
             if not self.server.insecure:
