@@ -1,9 +1,10 @@
 """Mutated messages to the server, to a site and to a site's store: a short error or a valid message, at once.
 
-Every message takes at most 50 ms of the processor, and at most 64 MB beside its own bytes. The memory of one in twenty
-is measured, and that of every long one.
+Every message takes at most 50 ms of the processor, and at most 64 MB beside its own bytes: no more is resident at its
+peak, and no more can be reserved. Of one message in twenty, and of every long one, Python's own count is compared, too.
 """
 
+import contextlib
 import functools
 import gc
 import json
@@ -11,9 +12,10 @@ import os
 import random
 import time
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+import process_memory
 import pytest
 from cases import CASES, START, task_of
 from fuzz import FLOODS, Parts, joined, mutated
@@ -32,10 +34,12 @@ from fedstrata.engine.codec import decode
 FULL = os.environ.get("FEDSTRATA_TEST_DEPLOY", "") == "full"
 MESSAGES = 500_000 if FULL else 20_000
 PARTS = 4  # of the messages, one test each
-SECONDS, MEMORY = 0.05, 64e6
-LONG = 100_000  # bytes of a message whose memory is always measured
+SECONDS, MEMORY = 0.05, 64_000_000
+LONG = 100_000  # bytes of a message for which Python's count of memory is always compared
+BATCH = 2500  # messages between two returns of free memory to the system
 # Local fields; pools with the writers of their rows; several exchanges in a round; and a masked sum.
 RUNS = {"SCAFFOLD": {}, "FedX2": {}, "FedNest": {}, "FedAvg": {"secure": MaskedSum.dealt(4)}}
+MEASURED = process_memory.can_be_measured()  # on Linux
 
 
 class Target(NamedTuple):
@@ -143,8 +147,8 @@ def seconds(target: Target, data: bytes) -> tuple[float, str]:
         gc.set_threshold(*of_tests)
 
 
-def memory(target: Target, data: bytes) -> int:
-    """The most bytes held at once while a message is read."""
+def counted(target: Target, data: bytes) -> int:
+    """The most bytes that Python holds at once while a message is read."""
     tracemalloc.start()
     try:
         outcome(target, data)
@@ -153,16 +157,39 @@ def memory(target: Target, data: bytes) -> int:
         tracemalloc.stop()
 
 
-def attack(target: Target, data: bytes, worst: Worst, measure: bool) -> Worst:
+class Memory:
+    """The resident memory of this process beyond what it was when this was made, before any of some messages."""
+
+    def __init__(self):
+        if MEASURED:
+            gc.collect()  # garbage, and free memory that is resident, would hide what a message takes
+            process_memory.release()
+            self.before = process_memory.reserved_and_resident()[1]
+
+    @contextlib.contextmanager
+    def limited(self, what: str) -> Iterator[None]:
+        """Fail if more than `MEMORY` is resident at once here; a MemoryError if more than that is reserved."""
+        if not MEASURED:
+            yield
+            return
+        process_memory.reset_peak()
+        with process_memory.reserving_at_most(MEMORY):
+            yield
+        assert (most := process_memory.peak() - self.before) <= MEMORY, f"{most} bytes: {what}"
+
+
+def attack(target: Target, data: bytes, worst: Worst, room: Memory, compare: bool) -> Worst:
     """Read a message and check its limits; the worst values with this one."""
-    taken, error = seconds(target, data)
-    if taken > SECONDS / 2:  # others use this machine, too
-        taken = min(taken, *(seconds(target, data)[0] for _ in range(5)))
-    what = f"{target.name}: {len(data)} bytes {data[:200]!r}: {error[:200]}"
+    what = f"{target.name}: {len(data)} bytes {data[:200]!r}"
+    with room.limited(what):
+        taken, error = seconds(target, data)
+        if taken > SECONDS / 2:  # others use this machine, too
+            taken = min(taken, *(seconds(target, data)[0] for _ in range(5)))
+    what = f"{what}: {error[:200]}"
     assert taken <= SECONDS, what
     assert error.isprintable(), what
     assert len(error) <= 1000, what
-    held = memory(target, data) if measure or len(data) > LONG else 0
+    held = counted(target, data) if compare or len(data) > LONG else 0
     assert held <= MEMORY, what
     return Worst(
         max(worst.seconds, (taken, what)), max(worst.memory, (held, what)), max(worst.error, (len(error), what))
@@ -173,10 +200,12 @@ def attack(target: Target, data: bytes, worst: Worst, measure: bool) -> Worst:
 def test_mutated_messages_are_refused_or_read_within_time_and_memory(part, capsys):
     draw, worst = random.Random(part), Worst()
     everything = [target.data for target in targets()]
+    room = Memory()
     for number in range(MESSAGES // PARTS):
+        room = room if number % BATCH else Memory()
         target = draw.choice(targets())
         data = mutated(draw, target.data, everything)
-        worst = attack(target, data, worst, measure=number % 20 == 0)
+        worst = attack(target, data, worst, room, compare=number % 20 == 0)
     if FULL:
         with capsys.disabled():
             print(f"\n{MESSAGES // PARTS} messages, the worst:", *worst, sep="\n  ")
@@ -198,8 +227,21 @@ def test_floods_in_every_part_of_a_header(flood):
     for place in range(3):
         changed = text([[*fields[0][:place], "@", *fields[0][place + 1 :]], *fields[1:]]).replace(b'"@"', piece)
         forged.append(joined([(outer, text(about)), (inner, changed)], parts.rest))
+    room = Memory()
     for data in forged:
-        worst = attack(target, data, worst, measure=True)
+        worst = attack(target, data, worst, room, compare=True)
+
+
+@pytest.mark.skipif(not MEASURED, reason="this machine does not tell the peak of memory")
+@pytest.mark.parametrize(("make", "count"), [(bytes, 1), (b"x".__mul__, 1), (b"x".__mul__, 1000)])
+def test_a_message_that_takes_memory_is_found(make, count):
+    """One block that is only reserved, one that is used, and many small ones where others were freed before."""
+    freed = [bytes(100_000) for _ in range(2_000)]
+    del freed
+    reader = lambda size: lambda data: [make(size // count) for _ in range(count)]
+    with pytest.raises((AssertionError, MemoryError)):
+        attack(Target("greedy", b"", reader(80_000_000)), b"", Worst(), Memory(), compare=False)
+    attack(Target("modest", b"", reader(20_000_000)), b"", Worst(), Memory(), compare=False)
 
 
 def test_valid_messages_are_accepted_and_mutations_reach_every_reader():
