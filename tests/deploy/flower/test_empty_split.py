@@ -1,4 +1,4 @@
-"""A site without rows of one split takes part in a run over Flower's grid."""
+"""A site without rows of one split takes part in a run over a grid in this process."""
 
 import json
 
