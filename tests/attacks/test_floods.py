@@ -124,7 +124,7 @@ JUNKS = {
 
 
 @pytest.mark.parametrize("name", JUNKS)
-def test_junk_of_64_mb_takes_little_time_and_no_place_on_the_disk(name, grid, tmp_path, expected, caplog):
+def test_junk_of_64_mb_takes_little_time_and_leaves_small_files(name, grid, tmp_path, expected, caplog):
     done = forging(grid, JUNKS[name], ("query.survey", "train"), times=1)
     start = time.process_time()
     np.testing.assert_allclose(served(grid, tmp_path / "out", rounds=1), expected, rtol=1e-12)

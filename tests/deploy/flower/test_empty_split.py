@@ -1,4 +1,4 @@
-"""A site without rows of one split takes part in a run over a stand-in for Flower's grid, and over Flower."""
+"""A site without rows of one split takes part in a run over a grid in this process, and over Flower."""
 
 import json
 

@@ -6,6 +6,7 @@ import os
 import resource
 from collections.abc import Iterator
 
+M_MMAP_THRESHOLD = -3  # in glibc's malloc.h
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -31,7 +32,9 @@ def reserved_and_resident() -> tuple[int, int]:
 def release() -> None:
     """Give back what is free but resident: it would hide what is allocated next."""
     with contextlib.suppress(AttributeError, OSError):  # not glibc
-        ctypes.CDLL(None).malloc_trim(0)
+        libc = ctypes.CDLL(None)
+        libc.mallopt(M_MMAP_THRESHOLD, 2**17)  # larger blocks go back at once; by default, glibc raises this number
+        libc.malloc_trim(0)
 
 
 @contextlib.contextmanager
