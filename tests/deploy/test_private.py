@@ -28,6 +28,7 @@ from fedstrata.deploy.server import Server, ServerState
 from fedstrata.deploy.site import Site
 from fedstrata.deploy.site_store import DiskStore, MemoryStore
 from fedstrata.engine.checkpoint import Checkpoints
+from fedstrata.engine.privacy import Spent
 from fedstrata.simulate.options import RunOptions
 from fedstrata.simulate.run import prepare
 
@@ -218,7 +219,7 @@ def test_the_privacy_spent_is_that_of_the_client_with_the_most_rounds():
     assert executable("SCAFFOLD").spent(2) is None
     task = task_of(algorithm("FedAvg"))
     result = fs.run(task.problem, algorithm("FedAvg"), task.federation, rounds=3, params=START, privacy=LOUD)
-    assert result.privacy == (LOUD.noise, LOUD.delta, 3)
+    assert result.privacy == Spent(LOUD.noise, LOUD.delta, 3)
 
 
 def test_runs_that_cannot_be_private_are_refused_before_they_start():
@@ -300,7 +301,8 @@ def test_a_repeated_call_draws_new_noise_which_the_site_counts_and_remembers(tmp
     assert site.privacy().exchanges == 2  # nothing is released before round 0
     kept = json.loads((tmp_path / "privacy.json").read_text())
     assert len(kept.pop("sha256")) == 64
-    assert kept == {"exchanges": {name: 2}, "noise": 0.5, "delta": 1e-5, "where": "sites"}
+    expected = {"exchanges": {name: 2}, "noise": 0.5, "delta": 1e-5, "where": "sites", "unprotected": []}
+    assert kept == expected
     resumed = Site(agreement, name, 1, DiskStore(tmp_path, name))
     resumed.answer(calls[-1])
     assert resumed.privacy().exchanges == 3

@@ -73,7 +73,7 @@ def test_every_limit_of_a_policy_is_shown_in_plain_words(tmp_path):
         ("", "fields that are merged by a mean, 1,000 MB"),
         ("", "runs of any name, in at most 20"),
         ("", "as many different calls as it needs, and a quarter more"),
-        ("", "replies: none, unless the app says so"),
+        ("", "replies: none, unless the app sets it"),
         ('fields = ["*"]', "may leave this site: every field that the method sends"),
         ("fields = ['dx', 'dc']", "may leave this site: dx and dc,"),
     ],
