@@ -8,6 +8,10 @@ class SetupWarning(UserWarning):
     """Settings that can be run but look like a mistake."""
 
 
+class StateError(RuntimeError):
+    """A file, a disk or another process is not as it must be. The text names it and the remedy."""
+
+
 def unknown(kind: str, name: object, known: Iterable[object]) -> ValueError:
     """A `ValueError` for a name that does not exist, with the closest known names.
 

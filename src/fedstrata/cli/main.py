@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from fedstrata import __version__
-from fedstrata.base.errors import unknown
+from fedstrata.base.errors import StateError, unknown
 from fedstrata.cli.parsing import Mistake, Parser
 
 COMMANDS = ("list", "explain", "run", "launch", "deploy", "reproduce", "plot", "data")
@@ -109,10 +109,7 @@ def _module(name: str) -> ModuleType:
 
 def _is_users(error: Exception) -> bool:
     """Whether an error is one that the library raises for wrong input, and not a bug."""
-    kinds: tuple[type[Exception], ...] = (ValueError, TypeError, OSError, ImportError)
-    if checkpoint := sys.modules.get("fedstrata.engine.checkpoint"):
-        kinds = (*kinds, checkpoint.CheckpointError)
-    return isinstance(error, kinds)
+    return isinstance(error, ValueError | TypeError | OSError | ImportError | StateError)
 
 
 @contextlib.contextmanager

@@ -16,13 +16,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from fedstrata.base.errors import StateError
+
 FILE = "log.jsonl"  # in a site's state folder
 FIRST = "0" * 64  # in place of a hash before the first line
 LONGEST = 2**16  # bytes of a line that a crash cut short
 REMEDY = "find out who did it. To begin a new log, move the file away"
 
 
-class SiteLogError(RuntimeError):
+class SiteLogError(StateError):
     """The log cannot be written, or was changed by somebody else: then the site answers nothing."""
 
 

@@ -9,6 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
+from fedstrata.base.errors import StateError
 from fedstrata.base.files import replacing
 from fedstrata.deploy.messages import Stage
 from fedstrata.deploy.state_files import DamagedFile, read_bytes
@@ -37,7 +38,7 @@ class SiteStore(Protocol):
         ...
 
 
-class SiteStoreError(RuntimeError):
+class SiteStoreError(StateError):
     """A stage is missing or damaged, or cannot be written."""
 
 

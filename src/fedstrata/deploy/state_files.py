@@ -9,12 +9,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fedstrata.base.errors import StateError
 from fedstrata.base.files import replacing
 
 CHECKSUM = "sha256"  # the entry of a JSON file with the hash of all others
 
 
-class DamagedFile(RuntimeError):
+class DamagedFile(StateError):
     """A file is missing, damaged or replaced, or cannot be written. Nothing was answered."""
 
 
@@ -63,7 +64,7 @@ def write_text(path: Path, text: str) -> None:
     """
     try:
         with replacing(path, private=True) as part:
-            part.write_text(text)
+            part.write_text(text, encoding="utf-8")
     except OSError as error:
         raise DamagedFile(
             f"cannot write {path}: {error.strerror}; make room for it, or move away what is there"

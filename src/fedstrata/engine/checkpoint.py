@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedstrata.base.errors import StateError
 from fedstrata.base.files import replacing
 
 VERSION = 1
@@ -24,7 +25,7 @@ KEEP = 2  # the newest, and one to fall back on
 log = logging.getLogger("fedstrata")
 
 
-class CheckpointError(RuntimeError):
+class CheckpointError(StateError):
     """A checkpoint could not be written, read, or does not belong to this run."""
 
     result: Any = None  # the result so far, if a failed write stopped the run
