@@ -18,7 +18,7 @@ from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_
 from flwr.superlink.routers.fleet import node_auth
 
 from fedstrata.deploy.flower import patches
-from fedstrata.deploy.flower.patches import ServerClock
+from fedstrata.deploy.server_clock import ServerClock, why_rejected
 
 OFFSETS = [-7200, -600, -310, -60, 60, 600, 7200]
 
@@ -139,7 +139,7 @@ def test_a_server_cannot_make_a_site_sign_a_time_far_away(signer, keys):
     clock = ServerClock()
     assert not clock.learn(format_datetime(datetime.fromtimestamp(time.time() + 3e6, UTC), usegmt=True))
     assert clock.offset == 0
-    assert "set it" in patches.why_rejected(401, clock)
+    assert "set it" in why_rejected(401, clock)
 
 
 @pytest.mark.parametrize("date", [None, "", "yesterday", "Thu, 99 Foo 2026 00:00:00 GMT"])
@@ -153,8 +153,8 @@ def test_a_rejection_tells_clock_and_key_apart(signer, keys):
     far, right, unknown = ServerClock(lambda: time.time() + 3e6), ServerClock(), ServerClock()
     for clock in (far, right):
         clock.learn(format_datetime(datetime.now(UTC), usegmt=True))
-    assert re.search(r"clock is 300000\d s ahead of the server's", patches.why_rejected(401, far))
-    assert "register" not in patches.why_rejected(401, far)
-    assert "clock is not the reason" in patches.why_rejected(401, right)
-    assert "the clock may be wrong" in patches.why_rejected(401, unknown)
-    assert "deploy register" in patches.why_rejected(412, right)
+    assert re.search(r"clock is 300000\d s ahead of the server's", why_rejected(401, far))
+    assert "register" not in why_rejected(401, far)
+    assert "clock is not the reason" in why_rejected(401, right)
+    assert "the clock may be wrong" in why_rejected(401, unknown)
+    assert "deploy register" in why_rejected(412, right)

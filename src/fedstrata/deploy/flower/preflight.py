@@ -32,9 +32,9 @@ from fedstrata.deploy.flower.approval import approved, fingerprint
 from fedstrata.deploy.flower.config import SiteConfig, environment, split_address
 from fedstrata.deploy.flower.deployment import Deployment, agree_on, resolve
 from fedstrata.deploy.flower.keys import days_left
-from fedstrata.deploy.flower.patches import LARGEST, ServerClock, why_rejected
 from fedstrata.deploy.guard import Guard
 from fedstrata.deploy.policy import Refused
+from fedstrata.deploy.server_clock import LARGEST, ServerClock, why_rejected
 from fedstrata.deploy.site_log import SiteLog
 from fedstrata.deploy.terms import Terms
 
@@ -230,7 +230,7 @@ class _Checks:
         found = FlowerError.from_json(body)
         name = self.site.site
         if found is not None and found.code == ApiErrorCode.FLEET_INVALID_HEARTBEAT_INTERVAL:
-            return f"the server knows the key of {name}"
+            return f"the server has the key of {name}"
         if found is not None and found.code == ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED:
             public = self.site.private_key.with_suffix(".pub").name
             raise Wrong(

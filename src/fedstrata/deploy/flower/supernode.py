@@ -16,9 +16,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from fedstrata.base.errors import StateError
 from fedstrata.deploy.flower import patches
 from fedstrata.deploy.flower.fork_server import TOKEN
 from fedstrata.deploy.flower.run_lock import held, is_held, private
+from fedstrata.deploy.server_clock import ServerClock
 from fedstrata.deploy.state_files import write_text
 
 LOCK, WORKER = "site.lock", "worker.lock"  # of the SuperNode and of the worker, in the site's state folder
@@ -100,7 +102,7 @@ def keep_policy(file: Path) -> None:
     try:
         owner_only(file)
         SiteConfig.read(file).keep()
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, StateError) as error:
         raise SystemExit(f"error: {error}") from None
 
 
@@ -154,7 +156,7 @@ def main() -> None:
         patches.short_sleeps(patches.SUPERNODE)
         patches.short_pulls()
         patches.short_heartbeats()
-        clock = patches.ServerClock()
+        clock = ServerClock()
         patches.sign_with_the_servers_time(clock)
         patches.persistent_activation(clock)
         patches.persistent_connections()
