@@ -84,14 +84,16 @@ def test_clean_at_a_site_keeps_its_log_and_what_is_in_use(app, capsys):
     for name, days in (("old", 40), ("young", 3), ("now", 0)):
         home = state / "runs" / name
         home.mkdir(parents=True)
-        (home / "1_0.state").write_bytes(b"x")
-        for path in (home / "1_0.state", home):
+        for file in ("1_0.state", "privacy.json"):
+            (home / file).write_bytes(b"x")
+        for path in (home / "1_0.state", home / "privacy.json", home):
             os.utime(path, (time.time() - days * 86400,) * 2)
     (state / "log.jsonl").write_text("{}\n")
     assert cleaned(capsys, "sites/site-1.toml") == [str(state / "runs" / "old")]
     with only_supernode(state):
         assert len(cleaned(capsys, "sites/site-1.toml", "--days", "0")) == 2  # not that of today
     assert cleaned(capsys, "sites/site-1.toml", "--yes") == [str(state / "runs" / "old")]
-    assert not (state / "runs" / "old").exists()
+    assert [path.name for path in (state / "runs" / "old").iterdir()] == ["privacy.json"]  # what was spent stays spent
+    assert cleaned(capsys, "sites/site-1.toml") == []
     assert (state / "runs" / "young").exists()
     assert (state / "log.jsonl").exists()

@@ -1,5 +1,6 @@
 """`fedstrata deploy run`, `status`, `stop` and `unregister`, with Flower's programs replaced by small ones."""
 
+import contextlib
 import json
 import os
 import shlex
@@ -21,11 +22,14 @@ from superlinks import app, flwr, link
 
 from fedstrata.base.accounting import epsilon
 from fedstrata.cli.main import main
-from fedstrata.deploy.flower.control import Control, FlowerNode, FlowerRun, public_key
+from fedstrata.cli.operations import runs, status
+from fedstrata.deploy.flower import run_lock
+from fedstrata.deploy.flower.control import AlreadyEnded, Control, FlowerNode, FlowerRun, UnknownRun, public_key
 from fedstrata.deploy.flower.run_lock import only_server, read_status, write_status
 from fedstrata.deploy.flower.supernode import only_supernode
+from fedstrata.deploy.messages import EVALUATE
 from fedstrata.deploy.site_log import SiteLog
-from fedstrata.deploy.state_files import write_json
+from fedstrata.deploy.state_files import DamagedFile, write_json
 
 __all__ = ["app", "flwr", "link"]  # fixtures
 
@@ -206,6 +210,72 @@ def test_stop_ends_a_run_that_has_no_server_yet(app, link, capsys):
     assert read_status(app / "out/first")["state"] == "stopped"
 
 
+@pytest.mark.parametrize("error", [AlreadyEnded, UnknownRun])
+def test_a_run_that_has_finished_before_it_was_stopped_stays_finished(app, link, capsys, monkeypatch, error):
+    """Flower refuses to stop a run that has ended, or that is not in its database any more."""
+    write_status(app / "out/first", state="running", flower_run="17")
+    link.starting = [17]
+
+    def ends(self, number):
+        write_status(app / "out/first", state="finished")
+        raise error
+
+    monkeypatch.setattr(link, "stop", ends)
+    assert main(["deploy", "stop"]) == 0
+    assert "has finished: it was not stopped in time" in capsys.readouterr().out
+    assert read_status(app / "out/first")["state"] == "finished"
+    write_status(app / "out/first", state="finished", flower_run="16")  # an earlier run, which is extended
+    monkeypatch.setattr(link, "stop", lambda self, number: None)
+    assert main(["deploy", "stop", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"run": "first", "stopped": True, "state": "stopped"}
+
+
+@pytest.mark.parametrize("about", [{}, {"flower_run": "seventeen"}])
+def test_a_lock_that_tells_little_ends_no_command(app, link, capsys, monkeypatch, about):
+    """While `deploy clean` holds it, or if its file is damaged."""
+    monkeypatch.setattr(runs, "STOP", 0.1)
+    with only_server(app / "out/first", about):
+        assert main(["deploy", "stop"]) == 2
+        assert f"has not ended within 0 s: process {os.getpid()} on" in capsys.readouterr().err
+        (app / "out/first/server.lock").write_text("[")
+        assert main(["deploy", "stop"]) == 2
+        assert "process unknown on unknown" in capsys.readouterr().err
+
+
+def test_a_run_that_ends_while_its_status_is_read_has_not_died(app, monkeypatch):
+    usual = run_lock.read_status
+    with contextlib.ExitStack() as server:
+        server.enter_context(only_server(app / "out/first", {"flower_run": "17"}))
+        write_status(app / "out/first", state="running", round=19)
+
+        def read(folder):
+            found = usual(folder)
+            server.close()  # it ends now
+            return found
+
+        monkeypatch.setattr(run_lock, "read_status", read)
+        assert status.run_status(app / "out/first")["state"] == "running"
+        assert status.run_status(app / "out/first")["state"] == "died"
+
+
+def test_options_of_other_actions_are_refused(app, capsys):
+    """`clean --name a --yes` would remove the checkpoints of all runs."""
+    for words in (["clean", "--name", "a", "--yes"], ["status", "--yes"], ["run", "--days", "0"], ["stop", "--print"]):
+        assert main(["deploy", *words]) == 2
+        assert f"`fedstrata deploy {words[0]}` takes no {words[1]}, which is for" in capsys.readouterr().err
+
+
+def test_a_full_disk_is_an_error_in_one_line(app, link, capsys, monkeypatch):
+    def full(*_, **__):
+        raise DamagedFile("cannot write status.json: no space; make room for it")
+
+    monkeypatch.setattr(run_lock, "write_status", full)
+    link.starting = [17]
+    (app / "out/first").mkdir(parents=True)
+    assert main(["deploy", "stop"]) == 2
+    assert capsys.readouterr().err == "error: cannot write status.json: no space; make room for it\n"
+
+
 def listing(*runs, unknown=False):
     """What Flower's client returns, for runs given as number, status and name."""
 
@@ -216,10 +286,10 @@ def listing(*runs, unknown=False):
             response.raise_for_status()
         found = ListRunsResponse()
         newest = sorted(runs, reverse=True)[: request.limit or 20]
-        for number, status, name in runs if request.HasField("run_id") else newest:
+        for number, state, name in runs if request.HasField("run_id") else newest:
             if request.HasField("run_id") and number != request.run_id:
                 continue
-            found.run_dict[number].status.status = status
+            found.run_dict[number].status.status = state
             found.run_dict[number].override_config["run"].string = name
             found.run_dict[number].override_config["folder"].string = "/out"
         return found
@@ -242,13 +312,14 @@ def test_a_run_is_found_among_many_later_ones():
 def test_status_shows_rounds_sites_and_privacy(served, app, link, capsys):
     key = public_key(app / "keys/site-2.pub")
     link.nodes_found = [FlowerNode(5, "online", key), FlowerNode(6, "offline", b"another")]
-    sites = {"site-1": {"last": [3, 0], "why_missing": None, "quarantined": None}}
-    sites["site-2"] = {"last": [2, 0], "why_missing": "no reply", "quarantined": None}
+    sites = {"site-1": {"last": [3, EVALUATE, 0, 0], "why_missing": None, "quarantined": None}}
+    sites["site-2"] = {"last": [2, 1, 0, 1], "why_missing": "no reply", "quarantined": None}
     write_status(app / "out/first", sites=sites, epsilon=1.25)
     assert main(["deploy", "status"]) == 0
     said = capsys.readouterr().out
-    for text in ("running", "3 of 20", "1.25", "round 2, phase 0", "no reply", "site-2.pub", "online", "unknown"):
+    for text in ("running", "3 of 20", "1.25", "round 2, exchange 1", "no reply", "site-2.pub", "online", "unknown"):
         assert text in said
+    assert "evaluation after round 3" in said
     assert main(["deploy", "status", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["runs"][0]["server"]["pid"] == served.pid
@@ -288,9 +359,24 @@ def test_status_of_a_site_shows_what_it_holds_and_who_lives(app, capsys):
     assert (found["supernode"], found["worker"], found["log"]) == (True, False, "whole")
     assert found["runs"][0]["log"]["bytes"]["out"] == 1_500_000
     text = (state / "log.jsonl").read_text()
+    (state / "log.jsonl").unlink()
+    assert main(["deploy", "status", "sites/site-1.toml"]) == 1
+    assert "log.jsonl is missing" in " ".join(capsys.readouterr().out.split())
     (state / "log.jsonl").write_text(text.replace("no budget", "one budge"))
     assert main(["deploy", "status", "sites/site-1.toml"]) == 1
     assert "was changed, moved or left out" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_site_that_was_never_called_has_no_log(app, capsys):
+    assert main(["deploy", "status", "sites/site-1.toml"]) == 0
+    assert "It has no log yet." in capsys.readouterr().out
+
+
+def test_files_that_vanish_while_they_are_counted_are_left_out(tmp_path, monkeypatch):
+    (tmp_path / "4_1.state").write_bytes(b"x" * 5)
+    monkeypatch.setattr(os, "walk", lambda path: [(path, [], ["4_0.state", "4_1.state"])])
+    assert status.size(tmp_path) == 5
+    assert status.last_used(tmp_path) == max(p.stat().st_mtime for p in (tmp_path, tmp_path / "4_1.state"))
 
 
 @pytest.mark.parametrize(

@@ -50,11 +50,16 @@ from fedstrata.cli.parsing import Mistake, json_option, whole
 _NEEDS = {"init": "the name of a new folder", "keys": "`server`, or a site's name", "register": "a site's .pub file"}
 _NEEDS |= {"check": "a site's .toml file", "site": "a site's .toml file", "unregister": "a site's .pub file"}
 _MAY_HAVE = ("status", "clean")  # a site's .toml file
+_TAKEN_BY = {
+    "sites": ("init", "local", "run"), "rounds": ("local", "run"), "name": ("run", "stop", "status"),
+    "days": ("clean",), "keys": ("clean",), "yes": ("clean",), "behind": ("server",), "new_code": ("run",),
+    "insecure": ("local",), "print": ("register", "server", "site", "run"),
+}  # fmt: skip
 _SHAPE = (
     '{"findings": [{"what", "good", "found"}]} for check, {"folder", "files"} for init and local, {"files"} for keys, '
     '{"version"} for approve, {"run", "flower_run", "finished", "why", "files", "missing"} for run, '
-    '{"run", "stopped", "state"} for stop, {"runs", "nodes"} for status, '
-    '{"site", "supernode", "worker", "runs"} for status of a site, '
+    '{"run", "stopped", "state"} for stop, {"runs", "nodes", "superlink"} for status, '
+    '{"site", "supernode", "worker", "log", "runs"} for status of a site, '
     '{"removed": true or false, "files": [{"path", "bytes", "why"}]} for clean, {"unregistered", "node"} for unregister'
 )
 
@@ -66,9 +71,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sites", type=whole(1), metavar="N", help="init: number of sites (3). local: the first N")
     parser.add_argument("--rounds", type=whole(1), metavar="R", help="local, run: instead of those in task.py")
     parser.add_argument("--name", help="run, stop: the run's name (first); the same name resumes it. status: only it")
-    parser.add_argument(
-        "--days", type=whole(0), default=30, metavar="N", help="clean: what is at least N days old (30)"
-    )
+    parser.add_argument("--days", type=whole(0), metavar="N", help="clean: what is at least N days old (30)")
     parser.add_argument("--keys", action="store_true", help="clean: also public keys as old that are not registered")
     parser.add_argument("--yes", action="store_true", help="clean: remove, and do not only show")
     parser.add_argument("--behind", action="store_true", help="server: behind nginx; with --print, its configuration")
@@ -85,8 +88,11 @@ def execute(options: argparse.Namespace) -> int:
         raise Mistake(f"`fedstrata deploy {options.action}` needs {_NEEDS[options.action]}")
     if options.action not in (*_NEEDS, *_MAY_HAVE) and options.what is not None:
         raise Mistake(f"`fedstrata deploy {options.action}` takes no argument, got {options.what!r}")
-    if options.insecure and options.action != "local":
-        raise Mistake("--insecure works only on loopback: `fedstrata deploy local --insecure`")
+    for option, actions in _TAKEN_BY.items():
+        value = getattr(options, option)
+        if value is not None and value is not False and options.action not in actions:
+            name, takers = option.replace("_", "-"), ", ".join(f"`fedstrata deploy {action}`" for action in actions)
+            raise Mistake(f"`fedstrata deploy {options.action}` takes no --{name}, which is for {takers}")
     if find_spec("flwr") is None:
         raise Mistake("deploying needs Flower: pip install 'fedstrata[flower]'")
     return _ACTIONS[options.action](options)
@@ -142,7 +148,8 @@ def _local(options: argparse.Namespace) -> int:
 def _exit_on_signals() -> Iterator[None]:
     """Let SIGTERM and SIGHUP end the block as an exception does, so that the programs which it started end, too."""
     leave = lambda number, _: sys.exit(128 + number)
-    before = {one: signal.signal(one, leave) for one in (signal.SIGTERM, signal.SIGHUP)}
+    both = [one for one in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(one) is not signal.SIG_IGN]  # nohup
+    before = {one: signal.signal(one, leave) for one in both}
     try:
         yield
     finally:

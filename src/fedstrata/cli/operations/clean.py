@@ -16,8 +16,8 @@ from fedstrata.cli.parsing import Mistake
 if TYPE_CHECKING:
     from fedstrata.deploy.flower.config import ServerConfig, SiteConfig
 
-PRIVACY = "privacy.json"  # a site's count of what it has spent in a run
-DAY = 86400.0
+DAYS = 30  # the age of what is old, by default
+DAY = 86400.0  # seconds
 
 
 class _Old(NamedTuple):
@@ -34,12 +34,13 @@ def clean(options: argparse.Namespace) -> int:
     Args:
         options: of the command line.
     """
+    days = DAYS if options.days is None else options.days
     if options.what is not None:
         from fedstrata.deploy.flower.config import SiteConfig
 
-        old = list(_old_at_site(SiteConfig.read(file_at(options.what)), options.days))
+        old = list(_old_at_site(SiteConfig.read(file_at(options.what)), days))
     else:
-        old = list(_old_at_server(*_app_and_server(options), options.days, options.keys))
+        old = list(_old_at_server(*_app_and_server(options), days, options.keys))
     found = [{"path": str(o.path), "bytes": size(o.path), "why": o.why} for o in old]
     for one in old if options.yes else ():
         _remove(one)
@@ -47,7 +48,7 @@ def clean(options: argparse.Namespace) -> int:
         print_json({"removed": options.yes, "files": found})
         return 0
     if not found:
-        print(f"nothing to remove is at least {options.days} days old")
+        print(f"nothing to remove is at least {days} days old")
         return 0
     rows = [[f"{f['bytes'] / 1e6:.1f}", f["path"], f["why"]] for f in found]
     print_table("removed" if options.yes else "to be removed with --yes", [">MB", "what", "why"], rows)
@@ -85,12 +86,13 @@ def _old_at_server(app: Path, server: "ServerConfig", days: int, keys: bool) -> 
 def _old_at_site(site: "SiteConfig", days: int) -> Iterator[_Old]:
     """A site is not told that a run has ended; a run that was used within a day stays while the site is connected."""
     from fedstrata.deploy.flower.run_lock import is_held
-    from fedstrata.deploy.flower.supernode import LOCK
+    from fedstrata.deploy.flower.supernode import LOCK, WORKER
+    from fedstrata.deploy.privacy_accountant import FILE
 
     folder = site.folder / site.state
-    running = bool(is_held(folder / LOCK)) or bool(is_held(folder / "worker.lock"))
+    running = bool(is_held(folder / LOCK)) or bool(is_held(folder / WORKER))
     for home in sorted(path for path in (folder / "runs").glob("*") if path.is_dir() and not path.is_symlink()):
-        if all(path.name == PRIVACY for path in home.iterdir()):
+        if all(path.name == FILE for path in home.iterdir()):
             continue
         age = (time.time() - last_used(home)) / DAY
         if age >= max(days, 1 if running else 0):
@@ -115,10 +117,11 @@ def _is_expired(path: Path) -> bool:
 
 def _remove(old: _Old) -> None:
     from fedstrata.deploy.flower.run_lock import only_server, write_status
+    from fedstrata.deploy.privacy_accountant import FILE
 
     if old.run is None:
         for path in list(old.path.iterdir()) if old.path.is_dir() else [old.path]:
-            if path.name != PRIVACY:  # what was spent stays spent
+            if path.name != FILE:  # what was spent stays spent
                 shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
         if old.path.is_dir() and not any(old.path.iterdir()):
             old.path.rmdir()

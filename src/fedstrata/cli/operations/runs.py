@@ -1,6 +1,7 @@
 """Runs of `fedstrata deploy`: started and watched, stopped; and a site that is unregistered."""
 
 import argparse
+import contextlib
 import json
 import re
 import subprocess
@@ -43,7 +44,7 @@ def run(options: argparse.Namespace) -> int:
         return become(options, command, given)
     if (who := server_of(folder)) is not None:
         raise Mistake(
-            f"run {name!r} is running already, in process {who.get('pid')} on {who.get('host')}: `fedstrata deploy "
+            f"run {name!r} is running already, in {_process(who)}: `fedstrata deploy "
             f"status` shows it, `fedstrata deploy stop --name {name}` stops it"
         )
     if read_status(folder).get("cleaned"):
@@ -54,10 +55,10 @@ def run(options: argparse.Namespace) -> int:
     reports = _Reports(folder / "reports.jsonl")
     try:
         number, last = _passed_on(command, given, folder / "run.log", sys.stderr if options.json else sys.stdout)
-    except KeyboardInterrupt:
+    except _Interrupted as error:
+        known = "The run continues at the server." if error.started else "The run may have started."
         print(
-            f"\nThe run continues at the server. `fedstrata deploy status` shows it, `fedstrata deploy stop --name "
-            f"{name}` stops it.",
+            f"\n{known} `fedstrata deploy status` shows it, `fedstrata deploy stop --name {name}` stops it.",
             file=sys.stderr,
         )
         return 130
@@ -73,6 +74,14 @@ def run(options: argparse.Namespace) -> int:
     if why is not None:
         print(f"error: run {name!r} did not finish: {why}. Logs: {folder / 'run.log'}", file=sys.stderr)
     return 0 if why is None else 1
+
+
+class _Interrupted(Exception):
+    """Ctrl-C, while the log of a run was shown."""
+
+    def __init__(self, started: bool):
+        super().__init__()
+        self.started = started  # whether Flower has said so
 
 
 class _Reports:
@@ -104,12 +113,14 @@ def _passed_on(command: list[str], given: dict[str, str], log: Path, out: Any) -
         log.touch(0o600)
         with log.open("a") as file:
             for line in process.stdout or ():
-                print(line, end="", file=out, flush=True)
-                print(line, end="", file=file, flush=True)
                 last = line.strip() or last
                 if number is None and (found := re.search(r"Successfully started run (\d+)", line)):
                     number = int(found[1])
+                print(line, end="", file=out, flush=True)
+                print(line, end="", file=file, flush=True)
         process.wait()
+    except KeyboardInterrupt:
+        raise _Interrupted(number is not None) from None
     finally:
         process.kill()  # after Ctrl-C; it only shows the log
         process.wait()
@@ -170,7 +181,7 @@ def stop(options: argparse.Namespace) -> int:
     Args:
         options: of the command line.
     """
-    from fedstrata.deploy.flower.control import Control
+    from fedstrata.deploy.flower.control import AlreadyEnded, Control, UnknownRun
     from fedstrata.deploy.flower.run_lock import read_status, server_of, write_status
 
     app, _ = app_of(options)
@@ -181,12 +192,14 @@ def stop(options: argparse.Namespace) -> int:
     who, control = server_of(folder), Control(server_file(options))
     try:
         numbers = control.unfinished(name, app / "out")  # also of a run that has no server yet
-        if who is not None and int(who["flower_run"]) not in numbers:
-            numbers.append(int(who["flower_run"]))
+        served = str((who or {}).get("flower_run", ""))
+        if served.isdigit() and int(served) not in numbers:
+            numbers.append(int(served))
         for number in numbers:
-            control.stop(number)
+            with contextlib.suppress(AlreadyEnded, UnknownRun):  # its server is about to end
+                control.stop(number)
     except OSError as error:
-        server = f"; the server of run {name!r} is process {who['pid']} on {who['host']}" if who is not None else ""
+        server = f"; the server of run {name!r} is {_process(who)}" if who is not None else ""
         raise OSError(f"{error}{server}") from None
     finally:
         control.close()
@@ -194,20 +207,27 @@ def stop(options: argparse.Namespace) -> int:
     while (left := server_of(folder)) is not None:
         if time.monotonic() > until:
             raise TimeoutError(
-                f"Flower stopped run {name!r}, but its server has not ended within {STOP:.0f} s: process "
-                f"{left['pid']} on {left['host']}"
+                f"Flower stopped run {name!r}, but its server has not ended within {STOP:.0f} s: {_process(left)}"
             )
         time.sleep(0.2)
-    state = read_status(folder).get("state")
-    if numbers or state in ("waiting", "running"):
+    found = read_status(folder)
+    late = found.get("state") == "finished" and found.get("flower_run") in map(str, numbers)
+    if not late and (numbers or found.get("state") in ("waiting", "running")):
         write_status(folder, state="stopped", why="by `fedstrata deploy stop`")
     if options.json:
-        print_json({"run": name, "stopped": bool(numbers), "state": read_status(folder).get("state")})
+        stopped = bool(numbers) and not late
+        print_json({"run": name, "stopped": stopped, "state": read_status(folder).get("state")})
+    elif late:
+        print(f"run {name!r} has finished: it was not stopped in time")
     elif not numbers:
         print(f"run {name!r} has no server: there is nothing to stop")
     else:
         print(f"run {name!r} is stopped; `fedstrata deploy run --name {name}` resumes it")
     return 0
+
+
+def _process(who: dict[str, Any]) -> str:
+    return f"process {who.get('pid', 'unknown')} on {who.get('host', 'unknown')}"
 
 
 def unregister(options: argparse.Namespace) -> int:

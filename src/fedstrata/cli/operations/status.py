@@ -4,7 +4,10 @@ import argparse
 import contextlib
 import json
 import math
+import os
+import stat
 from collections import Counter
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -58,15 +61,16 @@ def run_folders(app: Path) -> list[Path]:
 
 
 def run_status(folder: Path) -> dict[str, Any]:
-    """What is known of a run. A run without a server is not running, whatever its file says.
+    """What is known of a run. A run without a server is not running, whatever its file has.
 
     Args:
         folder: the run's.
     """
     from fedstrata.deploy.flower.run_lock import read_status, server_of
 
-    found = {"run": folder.name, "state": "unknown", "round": None, "rounds": None, **read_status(folder)}
     who = server_of(folder)
+    found = {"run": folder.name, "state": "unknown", "round": None, "rounds": None, **read_status(folder)}
+    who = who or server_of(folder)  # it may have started since, and then what was read is older
     if who is None and found["state"] in ("waiting", "running"):
         found |= {"state": "died", "why": f"died; `fedstrata deploy run --name {folder.name}` resumes it"}
     model = folder / "model.npz"
@@ -103,22 +107,30 @@ def _epsilon(run: dict[str, Any]) -> str:
 
 
 def _stage(site: dict[str, Any]) -> str:
-    last = site.get("last")
-    return f"round {last[0]}, phase {last[1]}" if last else "none"
+    from fedstrata.deploy.messages import EVALUATE
+
+    if not (last := site.get("last")):
+        return "none"
+    return f"evaluation after round {last[0]}" if last[1] == EVALUATE else f"round {last[0]}, exchange {last[1]}"
 
 
 def _site_status(options: argparse.Namespace, site: "SiteConfig") -> int:
     from fedstrata.deploy.flower.run_lock import is_held
-    from fedstrata.deploy.flower.supernode import LOCK
+    from fedstrata.deploy.flower.supernode import LOCK, WORKER
     from fedstrata.deploy.site_log import FILE, broken
 
     folder = site.folder / site.state
-    alive = {"supernode": bool(is_held(folder / LOCK)), "worker": bool(is_held(folder / "worker.lock"))}
-    wrong = broken(folder / FILE) if (folder / FILE).exists() else ""
+    alive = {"supernode": bool(is_held(folder / LOCK)), "worker": bool(is_held(folder / WORKER))}
+    if (folder / FILE).exists():
+        wrong, state = broken(folder / FILE), "whole"
+    elif any((folder / "runs").glob("*")):
+        wrong, state = f"{folder / FILE} is missing: what this site has answered is not known", ""
+    else:
+        wrong, state = "", "none yet"
     logged = {} if wrong else _log(folder / FILE)  # lines that somebody changed are not evidence
     runs = [found for found in _held_runs(folder, logged) if options.name in (None, found["run"])]
     if options.json:
-        print_json({"site": site.site, **alive, "log": wrong or "whole", "runs": runs})
+        print_json({"site": site.site, **alive, "log": wrong or state, "runs": runs})
         return 1 if wrong else 0
     print(f"{site.site}: " + ", ".join(f"{who} {'runs' if here else 'does not run'}" for who, here in alive.items()))
     last = lambda stages: "round {}, exchange {}".format(*stages[-1]) if stages else ""
@@ -127,7 +139,7 @@ def _site_status(options: argparse.Namespace, site: "SiteConfig") -> int:
         for r in runs
     ]
     print_table(f"{folder}", ["run", ">MB", "last stage", "last used", ">ε", "log"], rows)
-    print(wrong or "The chain of its log is whole.")
+    print(wrong or {"whole": "The chain of its log is whole.", "none yet": "It has no log yet."}[state])
     return 1 if wrong else 0
 
 
@@ -176,7 +188,8 @@ def _log(path: Path) -> dict[str, dict[str, Any]]:
                 continue
             run = found.setdefault(str(row["run"]), {"verdicts": Counter(), "bytes": Counter(), "last": None})
             run["verdicts"][str(row.get("verdict"))] += 1
-            run["bytes"][str(row.get("way"))] += size if isinstance(size := row.get("bytes"), int) else 0
+            sent = row.get("bytes")
+            run["bytes"][str(row.get("way"))] += sent if isinstance(sent, int) else 0
             run["last"] = {name: row.get(name) for name in ("time", "kind", "stage", "verdict", "why")}
     return found
 
@@ -192,15 +205,21 @@ def _log_in_words(log: dict[str, Any] | None) -> str:
 
 def last_used(folder: Path) -> float:
     """When something in a folder was written last, in seconds since 1970."""
-    return max(path.lstat().st_mtime for path in (folder, *folder.rglob("*")))
+    return max((found.st_mtime for found in _found(folder)), default=0.0)
 
 
 def size(path: Path | None) -> int:
     """The bytes of a file, or of all files of a folder."""
-    if path is None:
-        return 0
-    files = path.rglob("*") if path.is_dir() and not path.is_symlink() else [path]
-    return sum(found.st_size for p in files if not (found := p.lstat()).st_mode & 0o040000)
+    return sum(found.st_size for found in _found(path) if not stat.S_ISDIR(found.st_mode)) if path else 0
+
+
+def _found(path: Path) -> Iterator[os.stat_result]:
+    """A file, or a folder and all that is in it. What a working site removes meanwhile is left out."""
+    walk = os.walk(path) if not path.is_symlink() else ()
+    inside = (os.path.join(parent, name) for parent, folders, names in walk for name in (*folders, *names))
+    for one in (path, *inside):
+        with contextlib.suppress(FileNotFoundError):
+            yield os.lstat(one)
 
 
 def _day(seconds: float) -> str:

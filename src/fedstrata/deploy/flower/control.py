@@ -25,8 +25,12 @@ class UnknownRun(ConnectionError):
     """The SuperLink has no run of this number."""
 
 
+class AlreadyEnded(ConnectionError):
+    """The run that is to be stopped has ended."""
+
+
 class FlowerNode(NamedTuple):
-    """A registered site, as the SuperLink knows it."""
+    """A registered site, as the SuperLink has it."""
 
     id: int
     status: str  # registered, online, offline
@@ -34,7 +38,7 @@ class FlowerNode(NamedTuple):
 
 
 class FlowerRun(NamedTuple):
-    """A run, as the SuperLink knows it."""
+    """A run, as the SuperLink has it."""
 
     id: int
     status: str  # pending, starting, running, finished
@@ -63,14 +67,14 @@ class Control:
 
     def nodes(self) -> list[FlowerNode]:
         """All sites whose keys are registered."""
-        with self._told():
+        with self._translated():
             found = self.client.ListNodes(ListNodesRequest()).nodes_info
         return [FlowerNode(n.node_id, n.status, n.public_key) for n in found if n.status != "unregistered"]
 
     def run(self, number: int) -> FlowerRun | None:
         """One run; None if the SuperLink does not know it. Asked by its number: a list has only the newest runs."""
         try:
-            with self._told():
+            with self._translated():
                 found = self.client.ListRuns(ListRunsRequest(run_id=number)).run_dict
         except UnknownRun:
             return None
@@ -84,21 +88,25 @@ class Control:
             name: the run's, in FedStrata's words.
             folder: of the server's runs.
         """
-        with self._told():
+        with self._translated():
             found = self.client.ListRuns(ListRunsRequest(limit=NEWEST)).run_dict
         mine = lambda run: {k: run.override_config[k].string for k in ("run", "folder") if k in run.override_config}
         wanted = {"run": name, "folder": str(folder)}
         return [number for number, run in found.items() if run.status.status != "finished" and mine(run) == wanted]
 
     def stop(self, number: int) -> None:
-        """Stop a run."""
-        with self._told():
+        """Stop a run.
+
+        Raises:
+            AlreadyEnded: there is nothing to stop.
+        """
+        with self._translated():
             if not self.client.StopRun(StopRunRequest(run_id=number)).success:
                 raise ConnectionError(f"the SuperLink could not stop its run {number}")
 
     def unregister(self, node: int) -> None:
         """Remove a site's key."""
-        with self._told():
+        with self._translated():
             self.client.UnregisterNode(UnregisterNodeRequest(node_id=node))
 
     def close(self) -> None:
@@ -106,13 +114,15 @@ class Control:
         self.client.close()
 
     @contextlib.contextmanager
-    def _told(self) -> Iterator[None]:
+    def _translated(self) -> Iterator[None]:
         try:
             yield
         except httpx.HTTPStatusError as error:
             found = FlowerError.from_json(error.response.text)
             if found is not None and found.code == ApiErrorCode.RUN_ID_NOT_FOUND:
-                raise UnknownRun(f"the SuperLink at {self.address} does not know this run") from None
+                raise UnknownRun(f"the SuperLink at {self.address} has no such run") from None
+            if found is not None and found.code == ApiErrorCode.RUN_ALREADY_FINISHED:
+                raise AlreadyEnded(f"the run at {self.address} has ended") from None
             why = found.message if found is not None else f"status {error.response.status_code}"
             raise ConnectionError(f"the SuperLink at {self.address} refuses this: {why}") from None
         except httpx.HTTPError as error:

@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from fedstrata.base.errors import StateError
 from fedstrata.base.text import one_line
 from fedstrata.deploy import state_files
 
@@ -22,7 +23,7 @@ LONGEST = 2000  # characters of the reason why a run failed
 PROBES = 1.0  # seconds for which a new holder tries again, because a probe holds the lock for an instant
 
 
-class RunningError(RuntimeError):
+class RunningError(StateError):
     """Another process holds the lock."""
 
 
@@ -106,7 +107,7 @@ def write_status(folder: Path, **state: Any) -> None:
 
 
 def read_status(folder: Path) -> dict[str, Any]:
-    """What status.json in a run's folder says; empty if there is none."""
+    """The content of status.json in a run's folder; empty if there is none."""
     return _read(folder / STATUS)
 
 
@@ -142,7 +143,7 @@ def private(folder: Path) -> None:
 
 
 def _line(error: BaseException) -> str:
-    """The error in one line, with all that it says: settings that differ are listed below one another."""
+    """The error in one line, with its whole text: settings that differ are listed below one another."""
     text = "; ".join(" ".join(line.split()) for line in str(error).splitlines()).replace(":; ", ": ")
     return one_line(f"{type(error).__name__}: {text}" if text else type(error).__name__, LONGEST)
 
