@@ -48,7 +48,9 @@ def has_controls(text: str) -> bool:
 
 
 def check_plain_name(what: str, name: str) -> None:
-    r"""Refuse a name that looks like another one, or like several entries of a list.
+    r"""Refuse a name with unseen or compatibility characters, or that looks like several entries of a list.
+
+    Letters of different alphabets that look alike are not compared.
 
     Args:
         what: it names, for the error.
@@ -68,8 +70,8 @@ def check_plain_name(what: str, name: str) -> None:
         wrong = "have characters that cannot be seen"
     elif name != unicodedata.normalize("NFKC", name):
         wrong = f"have characters that look like others: write {unicodedata.normalize('NFKC', name)!r}"
-    elif set(name) & set(":;"):
-        wrong = "have a colon or a semicolon"
+    elif set(name) & set(",:;"):
+        wrong = "have a comma, a colon or a semicolon"
     if wrong:
         raise ValueError(f"the name of a {what} must not {wrong}, as in {name[:LONGEST_NAME]!a}")
 

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedstrata.base.text import has_controls, one_line
+from fedstrata.base.text import LONGEST_NAME, has_controls, one_line
 from fedstrata.core.memory import Pool
 from fedstrata.core.placement import part
 from fedstrata.engine.codec import (
@@ -27,7 +27,6 @@ from fedstrata.engine.codec import (
 )
 
 MAGIC = b"FSL1"
-LONGEST = 200  # characters in the name of a run or a site
 WHOLE = 2**31  # above the size of every number in a header
 BEGIN, START = 0, 1  # the exchanges of round −1, which prepares round 0
 EVALUATE = -2  # an exchange that changes no state; its round is the number of finished rounds
@@ -88,10 +87,11 @@ def _checked(header: Any) -> tuple[str, str, Stage, Stage | None, dict[str, list
         raise ValueError("message: unreadable header (run, site, stage, after and pools are needed)")
     for which in ("run", "site"):
         name = header[which]
-        if not isinstance(name, str) or len(name) > LONGEST or has_controls(name):
+        if not isinstance(name, str) or len(name) > LONGEST_NAME or has_controls(name):
             raise ValueError(
-                f"message: unreadable header (the name of the {which} must be a text of at most {LONGEST} characters "
-                f"without control characters, not {one_line(name, 60) if isinstance(name, str) else type(name)})"
+                f"message: unreadable header (the name of the {which} must be a text of at most {LONGEST_NAME} "
+                "characters without control characters, not "
+                f"{one_line(name, 60) if isinstance(name, str) else type(name)})"
             )
     stage, after, pools = header["stage"], header["after"], header["pools"]
     stage, after = _stage("stage", stage), None if after is None else _stage("after", after)

@@ -175,15 +175,18 @@ class Server:
         """Refuse a state that is not finite, and quarantine the site whose numbers stand out, if there is one."""
         if not (name := no_longer_finite(before, after)):
             return
-        sizes = sorted(((largest(fields), i) for i, fields in sent.items()), reverse=True)
+        # Under a secure sum, what sites send tells no size.
+        seen = {} if self.secure else sent
+        sizes = sorted(((largest(fields), i) for i, fields in seen.items()), reverse=True)
         worst = listed([f"{self.names[i]} up to {size:.1e}" for size, i in sizes], 3)
         if len(sizes) > 1 and sizes[0][0] > OUTLIER * sizes[1][0]:
             self.caller.quarantine(
                 self.names[sizes[0][1]], f"because the merged state is not finite; sites sent: {worst}"
             )
+        sent_values = f"sites sent values: {worst}; " if worst else ""
         raise DivergedError(
-            f"round {stage.round}, phase {stage.phase}: {name} of the merged state is not finite; sites sent values: "
-            f"{worst}; nothing of this round is kept. If no site is wrong, start a run with smaller steps"
+            f"round {stage.round}, phase {stage.phase}: {name} of the merged state is not finite; {sent_values}nothing "
+            "of this round is kept. If no site is wrong, start a run with smaller steps"
         )
 
     def _first_reference(self) -> Any:

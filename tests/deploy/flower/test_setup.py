@@ -179,6 +179,8 @@ def test_settings_reach_flower_as_they_are_and_stand_in_no_command(tmp_path):
     }
     site = SiteConfig(tmp_path, "north", "127.0.0.1:9092", state="north", insecure=True, settings=given)
     site.environment()
+    assert not (tmp_path / "north" / "settings.toml").exists()  # a command that is only shown changes no setting
+    site.keep()
     command = site.command()
     assert not any(str(value) in word for word in command for value in ("two words", "quoted", "1e+300"))
     path = command[command.index("--node-config") + 1]
@@ -301,7 +303,7 @@ def test_a_command_is_shown_and_not_started(app, capsys):
         (["deploy", "initt"], "init"),
         (["deploy", "init"], "needs the name of a new folder"),
         (["deploy", "server", "north"], "takes no argument"),
-        (["deploy", "server", "--insecure"], "loopback"),
+        (["deploy", "server", "--insecure"], "is for `fedstrata deploy local`"),
         (["deploy", "local", "--app", "nowhere"], "no Flower app"),
         (["deploy", "register", "north.pub"], "deploy keys"),
     ],

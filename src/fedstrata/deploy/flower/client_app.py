@@ -162,7 +162,7 @@ def connected(where: str, folder: Path, code: str) -> socket.socket:
         except OSError:
             connection.close()
         if started is not None and started.poll() not in (None, 0):
-            raise RuntimeError(f"the worker did not start; {folder.name}/worker.log at the site tells why")
+            raise RuntimeError(f"the worker did not start; see {folder.name}/worker.log at the site")
         if started is None or started.poll() == 0:  # it found another worker, which may have been about to end
             started = _start(where, folder, code)
         if time.monotonic() > until:

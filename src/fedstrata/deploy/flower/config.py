@@ -176,9 +176,9 @@ class SiteConfig(NamedTuple):
         write_text(state / SETTINGS, "".join(lines))
 
     def environment(self) -> dict[str, str]:
-        """The SuperNode's environment: `flwr-clientapp` is a program that refuses apps that were not approved."""
-        self.keep()
+        """The SuperNode's environment. Its `flwr-clientapp` is a program that refuses apps that were not approved."""
         state = self.folder / self.state
+        private(state)
         home, programs = state / "flower", state / "bin"
         programs.mkdir(exist_ok=True)
         address = socket_frames.address(state, "clientapp.sock")

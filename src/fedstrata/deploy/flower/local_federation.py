@@ -18,6 +18,7 @@ from fedstrata.deploy.flower.approval import approve
 from fedstrata.deploy.flower.config import CONNECTION, ServerConfig, SiteConfig, environment, split_address
 from fedstrata.deploy.flower.keys import server_keys, site_keys
 from fedstrata.deploy.flower.run_lock import private
+from fedstrata.deploy.flower.supernode import WORKER
 from fedstrata.deploy.policy import Policy
 
 PATIENCE = 120.0  # seconds until the SuperLink must listen
@@ -94,6 +95,7 @@ class LocalFederation:
     def start_site(self, name: str) -> None:
         """Start a site's SuperNode."""
         site = self.sites[name]
+        site.keep()
         self._start(name, site.command(), site.environment())
 
     def register(self, public_key: Path) -> None:
@@ -122,7 +124,7 @@ class LocalFederation:
 
     def worker(self, name: str) -> int:
         """The process id of a site's worker."""
-        return int((self.home / name / "worker.lock").read_text())
+        return int((self.home / name / WORKER).read_text())
 
     def stop(self) -> None:
         """Kill all processes."""

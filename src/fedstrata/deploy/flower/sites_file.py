@@ -51,7 +51,7 @@ class Begun(NamedTuple):
 
     @classmethod
     def read(cls, file: Path) -> "Begun | None":
-        """What the file says; None if there is none.
+        """The content of the file; None if there is none.
 
         Raises:
             CheckpointError: it is damaged, or of another release.

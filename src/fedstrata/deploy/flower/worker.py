@@ -1,7 +1,6 @@
 """A site's worker: a process that outlives messages, so that JAX is imported and programs are compiled only once."""
 
 import contextlib
-import fcntl
 import json
 import logging
 import os
@@ -23,7 +22,8 @@ from fedstrata.deploy.agreement import start_point, with_data
 from fedstrata.deploy.data_summary import DataSummary
 from fedstrata.deploy.flower import socket_frames
 from fedstrata.deploy.flower.deployment import Deployment, agree_on, resolve, settings_of
-from fedstrata.deploy.flower.supernode import SiteWatch
+from fedstrata.deploy.flower.run_lock import held
+from fedstrata.deploy.flower.supernode import WORKER, SiteWatch
 from fedstrata.deploy.guard import Guard
 from fedstrata.deploy.messages import Message
 from fedstrata.deploy.policy import Policy, Refused, check_tells
@@ -125,7 +125,7 @@ class Worker:
             except Exception as error:
                 self.lines.write(logging.ERROR, f"load: {type(error).__name__}: {error}"[:LONGEST])
                 raise RuntimeError(
-                    f"{site} cannot load its data ({type(error).__name__}); its worker.log tells why"
+                    f"{site} cannot load its data ({type(error).__name__}); see its worker.log"
                 ) from error
             key = str(settings.get("key_fingerprint") or f"mark {self.identity.files[MARK]}")  # all sites see it
             try:
@@ -133,7 +133,7 @@ class Worker:
             except Exception as error:
                 self.lines.write(logging.ERROR, f"data: {type(error).__name__}: {error}"[:LONGEST])
                 raise RuntimeError(
-                    f"the data of {site} do not fit the problem ({type(error).__name__}); its worker.log tells why"
+                    f"the data of {site} do not fit the problem ({type(error).__name__}); see its worker.log"
                 ) from error
         return self.data, self.own
 
@@ -257,26 +257,22 @@ def main(where: str, folder: str, code: str) -> None:
         code: the version of the app.
     """
     home = Path(folder)
-    lock = os.open(home / "worker.lock", os.O_CREAT | os.O_RDWR, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return  # another worker runs, or is starting
-    os.truncate(lock, 0)
-    os.write(lock, str(os.getpid()).encode())
-    path = socket_frames.address(home)
-    path.unlink(missing_ok=True)
-    sys.dont_write_bytecode = True  # the app's folder must stay as it was approved
-    worker = Worker(resolve(where), home, code)
-    with socket.socket(socket.AF_UNIX) as listener:
-        mask = os.umask(0o177)
-        listener.bind(str(path))
-        os.umask(mask)
-        listener.listen(8)
-        try:
-            serve(worker, listener)
-        finally:
-            path.unlink(missing_ok=True)
+    with held(home / WORKER, str(os.getpid()), patience=0) as mine:
+        if not mine:
+            return  # another worker runs, or is starting
+        path = socket_frames.address(home)
+        path.unlink(missing_ok=True)
+        sys.dont_write_bytecode = True  # the app's folder must stay as it was approved
+        worker = Worker(resolve(where), home, code)
+        with socket.socket(socket.AF_UNIX) as listener:
+            mask = os.umask(0o177)
+            listener.bind(str(path))
+            os.umask(mask)
+            listener.listen(8)
+            try:
+                serve(worker, listener)
+            finally:
+                path.unlink(missing_ok=True)
 
 
 if __name__ == "__main__":
