@@ -75,6 +75,29 @@ def test_a_count_that_is_lower_than_the_releases_in_the_log_is_not_believed(tmp_
     second.victim()[0].close()
 
 
+@pytest.mark.parametrize("where", ["sites", "server"])
+def test_a_count_without_repeated_replies_is_not_believed_where_the_server_adds_noise(tmp_path, where):
+    """It may release the same reply again, with other noise. Noise of the site itself would be the same."""
+    made = lambda: Attacker.alone(tmp_path, averaging(privacy=fs.Privacy(clip=1.0, noise=1.0, where=where)))
+    first, path = made(), tmp_path / "runs" / RUN / "privacy.json"
+    first.sends(begin_call())
+    first.sends(CALL)
+    once = path.read_text()
+    for _ in range(4):
+        first.sends(CALL)
+    last = first.victim()[0].sites[RUN][1].privacy().exchanges
+    assert last == (5 if where == "server" else 1)
+    first.victim()[0].close()
+    path.write_text(once)
+    second = made()
+    if where == "server":
+        with pytest.raises(DamagedFile, match=r"privacy.json counts 1 releases of site-1, whose log has 5"):
+            second.sends(CALL, terms=first.terms)
+    else:
+        second.sends(CALL, terms=first.terms)
+    second.victim()[0].close()
+
+
 def test_a_site_whose_folder_of_a_run_was_removed_does_not_count_from_zero(noisy, tmp_path):
     shutil.rmtree(tmp_path / "runs" / RUN)
     attacker = again(tmp_path)

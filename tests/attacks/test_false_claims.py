@@ -8,9 +8,9 @@ import pytest
 
 pytest.importorskip("flwr", reason="flwr is not installed")
 
-from attacked_runs import BAD, forging, honest
+from attacked_runs import forging, honest
 from cases import CASES, START, task_of
-from grids import SITES, TASK, deployment
+from grids import TASK, deployment
 from strangers import after_polls, summary_of
 
 from fedstrata.base.text import LONGEST_NAME, check_plain_name
@@ -87,6 +87,7 @@ def test_a_node_that_changes_its_name_is_one_site(grid, monkeypatch):
     grid.until = time.monotonic() + 20
     with pytest.raises(AssertionError, match="waits for ever"):
         server_app._connected(deployment(sites=3), grid, None, "first")
+    assert count[0] > 2  # it was taken for "x" and asked again
 
 
 @pytest.mark.parametrize("same", ["key", "mark"])
@@ -117,7 +118,8 @@ def test_the_terms_are_checked_with_the_largest_numbers_that_they_may_have(grid,
 @pytest.mark.parametrize(
     "name",
     ["site-1\ufe0f", "site-1\u3164", "site-1\u034f", "site-1 ", " site-1", "site  1", "site-1\n", "site-\uff11",
-     "site-1; site-0: quarantined", "site-1:", "", "a" * (LONGEST_NAME + 1), "site-\u200b1", "\ufb01n"],
+     "site-1; site-0: quarantined", "site-1:", "site-0,site-1", "", "a" * (LONGEST_NAME + 1), "site-\u200b1",
+     "\ufb01n"],
 )  # fmt: skip
 def test_names_that_look_like_others_or_like_two_are_refused(name):
     row = json.loads(json.dumps(DataSummary.of("site-1", TASK.federation.select([1]))))
@@ -149,6 +151,5 @@ def test_the_shape_of_an_example_with_zeros_is_no_larger_than_without():
 
 
 def test_honest_sites_still_begin(grid):
-    assert SITES == 3
-    assert BAD in [summary.site for summary in server_app._connected(deployment(), grid, None, "first")[1]]
-    assert honest()
+    found = server_app._connected(deployment(), grid, None, "first")[1]
+    assert [summary[:3] for summary in found] == honest()

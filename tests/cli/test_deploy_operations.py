@@ -326,6 +326,15 @@ def test_status_shows_rounds_sites_and_privacy(served, app, link, capsys):
     assert found["nodes"][0] == {"key": "site-2.pub", "status": "online", "node": 5}
 
 
+def test_the_epsilon_of_a_run_is_that_of_its_counts(app, link, capsys):
+    """A server that dies in the middle of a round has counted more than it has told."""
+    write_status(app / "out/first", state="running", round=0, rounds=20, epsilon=0.0)
+    counts = {"exchanges": {"site-1": 8, "site-2": 7}, "noise": 5.0, "delta": 1e-5, "where": "server"}
+    write_json(app / "out/first/privacy.json", counts)
+    assert main(["deploy", "status", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["runs"][0]["epsilon"] == epsilon(5.0, 8, 1e-5) > 2
+
+
 def test_status_tells_a_dead_server_from_a_running_one(served, app, link, capsys):
     served.kill()
     served.wait()

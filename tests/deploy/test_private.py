@@ -417,6 +417,43 @@ def test_a_secure_sum_must_be_finer_than_the_grid_and_cannot_be_combined_with_no
         deployed("SCAFFOLD", privacy=dataclasses.replace(LOUD, where="sites"), **hidden())
 
 
+class Recovering(MaskedSum):
+    """As a backend that recovers from drop-outs; without masks, so that this file can."""
+
+    def conceal(self, stage, call, peers, arrays):
+        return {name: self._fixed(name, array, len(peers)) for name, array in arrays.items()}
+
+    def reveal(self, stage, peers, parts):
+        return super().reveal(stage, list(parts), parts)
+
+
+def test_a_sum_of_light_sites_that_is_coarser_than_the_grid_is_refused_before_any_noise():
+    """With equal weights 25 bits do. A site with nine tenths of all weight has dropped out: the rest is magnified."""
+    task, privacy = task_of(algorithm("FedAvg")), fs.Privacy(1.0, noise=1.0)
+
+    def few(split):  # the last three clients have a row each
+        n = split.size
+        return Split(split.examples, np.array([0, n - 3, n - 2, n - 1, n]))
+
+    federation = Federation({name: few(split) for name, split in task.federation.splits.items()})
+    assert federation["train"].size > 27
+    given = {"params": START, "batch_size": 3, "weights": "size", "privacy": privacy}
+    for bits, refused in ((25, True), (40, False)):
+        secure, at_sites = Recovering(bits=bits), [Recovering(i, bits=bits) for i in range(4)]
+        server, _, _ = in_process_run(task.problem, algorithm("FedAvg"), federation, secure=(secure, at_sites), **given)
+        usual = server.caller.link
+        silent = lambda calls, usual=usual: {i: r for i, r in usual(calls).items() if i != 0}
+        now = server.begin()
+        lossy = Server(server.agreement, server.names, silent, quorum=0.5, secure=secure)
+        if refused:
+            with pytest.raises(SecureSumError, match="25 bits are coarser than the grid"):
+                lossy.round(now)
+            assert lossy.accountant.counts == {}
+        else:
+            assert lossy.round(now).round == 1
+        assert server.round(now).round == 1  # with all sites, 25 bits are enough
+
+
 def test_the_server_sees_no_single_value():
     """The same run twice, with different secrets: integers that resemble neither each other nor the values."""
     open_, one, two = (transcript(deployed("SCAFFOLD", **more)[0], 1) for more in ({}, hidden(), hidden()))

@@ -1,16 +1,20 @@
 """Cohorts against exact enumeration: which clients, in which order, how often; and what cannot be drawn."""
 
+import dataclasses
 import itertools
 import math
+from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import CASES, START, task_of
 from scipy.stats import chisquare
 
-from fedstrata.engine.participation import Everyone, Given, Uniform, Weighted, selection
+import fedstrata as fs
+from fedstrata.engine.participation import Everyone, Given, Selection, Uniform, Weighted, selection
 
 KEYS = 20_000
 ROUND = jnp.int32(0)
@@ -117,6 +121,58 @@ def test_given_follows_its_schedule_and_starts_again(ids):
     rows = [draw(jnp.int32(r)).tolist() for r in range(7)]
     assert rows == [[0, -1], [1, 2], [3, 0]] * 2 + [[0, -1]]
     assert rule.size(4) == 2
+
+
+class Repeating(Selection):
+    """A rule from outside, that may draw a client twice."""
+
+    rows: Any
+
+    def size(self, clients):
+        return self.rows.shape[1]
+
+    def draw(self, key, round, clients):
+        return jnp.asarray(self.rows)[round % len(self.rows)]
+
+
+TWICE = np.array([[1, 1, 1, 0], [3, -1, 0, 3], [2, 0, 1, 3], [-1, 0, -1, 0]], np.int32)
+ONCE = [[1, -1, -1, 0], [3, -1, 0, -1], [2, 0, 1, 3], [-1, 0, -1, -1]]
+
+
+def test_a_client_that_is_drawn_twice_takes_part_once():
+    """Otherwise it has twice the weight that privacy counts, and two states of which one is lost."""
+    rule = Repeating(TWICE)
+    rule.check(4)
+    assert not rule.full
+    drawn = jax.jit(lambda round: rule.draw_once(jax.random.key(0), round, 4))
+    assert [drawn(jnp.int32(r)).tolist() for r in range(4)] == ONCE
+
+
+@pytest.mark.parametrize("algorithm", ["SCAFFOLD", "FedX2"])
+@pytest.mark.parametrize("privacy", [None, fs.Privacy(clip=0.05, noise=0.5)], ids=["open", "private"])
+def test_a_run_that_draws_clients_twice_is_one_that_draws_them_once(algorithm, privacy):
+    if privacy is not None and algorithm == "FedX2":
+        privacy = dataclasses.replace(privacy, accept=("first", "second"))
+    case, task = CASES[algorithm], task_of(CASES[algorithm].algorithm)
+    runs = [
+        fs.run(
+            task.problem, case.algorithm, task.federation, rounds=5, batch_size=3, params=START, cohort=rule,
+            privacy=privacy, progress=False,
+        )
+        for rule in (Repeating(TWICE), Given(ONCE))
+    ]  # fmt: skip
+    for a, b in zip(*(jax.tree.leaves(run.solution()) for run in runs), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_a_rule_that_promises_full_slots_and_not_different_clients_is_refused():
+    class Full(Repeating):
+        @property
+        def full(self):
+            return True
+
+    with pytest.raises(ValueError, match=r"Full.full is True.*set distinct = True"):
+        Full(TWICE).check(4)
 
 
 def test_a_cohort_by_name():

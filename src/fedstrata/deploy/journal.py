@@ -1,6 +1,7 @@
 """What a site has answered so far, by its own log. A restart forgets nothing."""
 
 import hashlib
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -21,7 +22,7 @@ class Answered(NamedTuple):
     calls: set[str]  # hashes of different calls
     evaluations: set[str]  # those of them that were evaluations
     replies: set[str]  # hashes of different replies: with noise of the site, a repeated call has another one
-    fields: dict[str, set[str]]  # by field that was sent: hashes of the replies with it, without evaluations
+    fields: dict[str, Counter[str]]  # by field that was sent: how often each reply with it left; no evaluations
     answers: int = 0  # repeated ones included
     bytes: int = 0
 
@@ -145,7 +146,7 @@ class Journal:
                 done.evaluations.add(line["call"])
             else:
                 for field in line["fields"]:
-                    done.fields.setdefault(field, set()).add(line["message"])
+                    done.fields.setdefault(field, Counter())[line["message"]] += 1
             self.runs[line["run"]] = done._replace(answers=done.answers + 1, bytes=done.bytes + line["bytes"])
 
 

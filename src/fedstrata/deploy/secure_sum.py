@@ -35,6 +35,7 @@ class SecureSum(Protocol):
     """One object at every site, and one at the server. Concealed arrays have 64-bit unsigned integers."""
 
     accept: tuple[str, ...]  # Pooled and Gathered fields whose rows may leave unprotected
+    bits: int  # after the point of the sums: a site's part is wrong by at most half of the last one
 
     def conceal(self, stage: Stage, call: bytes, peers: Sequence[int], arrays: Arrays) -> dict[str, np.ndarray]:
         """What leaves this site instead of its arrays: the same names and shapes, in uint64.
@@ -198,7 +199,6 @@ def check_secure(agreement: Agreement, secure: SecureSum | None) -> None:
             'Privacy(where="sites") cannot be combined with a secure sum yet: every site would add noise for itself '
             'alone; leave one of the two out, or use where="server"'
         )
-    bits: int = getattr(secure, "bits", 64)  # of a backend that does not say, nothing is known
     state = context.state
     merges = [(exchange.sends, context.cohort_size) for exchange in context.exchanges]
     if context.algorithm.merge_at_init:
@@ -206,11 +206,16 @@ def check_secure(agreement: Agreement, secure: SecureSum | None) -> None:
     for sends, clients in merges:
         if grid := context.grid(sends, clients):
             step = privacy.clip / clients / grid.bound  # with equal weights, which make it smallest
-            if 2.0**-bits > step / 2:
+            if too_coarse(secure.bits, step):
                 raise ValueError(
-                    f"a secure sum with {bits} bits is coarser than the grid of the noise, {step:.3g}, so that the "
-                    f"clip would not hold; use at least {math.ceil(1 - math.log2(step))} bits"
+                    f"a secure sum with {secure.bits} bits is coarser than the grid of the noise, {step:.3g}, so that "
+                    f"the clip would not hold; use at least {math.ceil(1 - math.log2(step))} bits"
                 )
+
+
+def too_coarse(bits: int, step: float) -> bool:
+    """Whether a sum with so many bits after the point is not fine enough for noise on a grid of this step."""
+    return 2.0**-bits > step / 2
 
 
 def weights_at(agreement: Agreement, round: int) -> dict[int, float]:

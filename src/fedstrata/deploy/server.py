@@ -22,7 +22,7 @@ from fedstrata.deploy.link import Caller, Link, Report
 from fedstrata.deploy.magnitudes import check_magnitudes, largest, no_longer_finite
 from fedstrata.deploy.messages import BEGIN, EVALUATE, START, Message, Stage, pack, unpack
 from fedstrata.deploy.privacy_accountant import PrivacyAccountant
-from fedstrata.deploy.secure_sum import SecureSum, check_secure, weights_at, with_dtype
+from fedstrata.deploy.secure_sum import SecureSum, SecureSumError, check_secure, too_coarse, weights_at, with_dtype
 from fedstrata.deploy.server_program import merge_and_step, merge_starts, pool_again, present, stack
 from fedstrata.engine import initialise
 from fedstrata.engine.checkpoint import CheckpointError, Checkpoints
@@ -229,6 +229,12 @@ class Server:
         if (grid := self._grid(stage.round, paths)) and (privacy := self.context.privacy):
             around = pack({p: part(reference, p) for p in paths})[0]
             step = privacy.clip * max(weights[i] for i in parts) / share / grid.bound
+            if too_coarse(self.secure.bits, step * share):  # weights are public, and so is who has replied
+                raise SecureSumError(
+                    f"round {stage.round}, exchange {stage.exchange}: the sites that replied have so small weights "
+                    f"that {self.secure.bits} bits are coarser than the grid of the noise; use more bits, or repeat "
+                    "the round when the others are back"
+                )
             mean = {name: grid.nearest(array, around[name], step) for name, array in mean.items()}
             return rows, unpack(mean, with_dtype(self.context.template, np.int32), paths)
         like = pack({p: part(self.context.template, p) for p in paths})[0]

@@ -1,6 +1,7 @@
 """A site: one client of a deployed run, on its own data. It answers calls and stores the fields that it must keep."""
 
 import re
+from collections import Counter
 from typing import Any
 
 import equinox as eqx
@@ -72,10 +73,8 @@ class Site:
         self.local_fields = local_fields(self.context.state)
         self.accountant = PrivacyAccountant(self.context.privacy, noise_key)
         if isinstance(store, DiskStore):
-            released = means(self.context.state, self.context.state._fields) if answered else ()
-            replies = set().union(*(answered.fields.get(f, ()) for f in released)) if answered else set()
             begun = bool(store.stages()) or bool(answered and answered.answers)
-            self.accountant.keep_in(store.folder, begun=begun, least={name: len(replies)})
+            self.accountant.keep_in(store.folder, begun=begun, least={name: self._releases(answered)})
 
     def answer(self, call: Message) -> Message:
         """The reply to a call of the server. A call that fails leaves the store unchanged.
@@ -175,6 +174,15 @@ class Site:
             return
         sends = initialise.sent_at_start(self.context) if stage.round < 0 else self.context.exchanges[stage.phase].sends
         self._noise(stage, sends)
+
+    def _releases(self, answered: Answered | None) -> int:
+        """How many replies with means have left, by the log. With noise of the site, the same reply counts once."""
+        privacy, sent = self.context.privacy, Counter[str]()
+        if answered is None or privacy is None:
+            return 0
+        for field in means(self.context.state, self.context.state._fields):
+            sent |= answered.fields.get(field, Counter())
+        return len(sent) if privacy.where == "sites" else sent.total()
 
     def privacy(self) -> Spent | None:
         """The privacy that this site has spent, by its own count of replies; None if the run is not private.

@@ -82,7 +82,7 @@ class RoundContext(eqx.Module):
 
     def _cohort(self, participation: Selection, key: PRNGKeyArray, round: Array) -> Cohort:
         now = fold_in(domain(key, "cohort"), round)
-        ids = participation.draw(now, round, self.clients)
+        ids = participation.draw_once(now, round, self.clients)
         clock = Clock.at(round, steps_of(self.algorithm), steps_of(self.algorithm) - 1)
         present = jnp.ones(ids.shape, bool) if participation.full else ids >= 0
         if self.counts is None or self.total is None:

@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -14,12 +14,14 @@ from fedstrata.base.permutation import key_words, permute
 
 
 class Selection(eqx.Module):
-    """A participation rule."""
+    """A participation rule. A client takes part in a round once, also if the rule draws it several times."""
+
+    distinct: ClassVar[bool] = False  # whether `draw` never repeats a client; otherwise every round is compared
 
     @property
     def full(self) -> bool:
         """Whether every slot is filled in every round."""
-        return True
+        return self.distinct
 
     @abstractmethod
     def size(self, clients: int) -> int:
@@ -29,8 +31,22 @@ class Selection(eqx.Module):
     def draw(self, key: PRNGKeyArray, round: Array, clients: int) -> Array:
         """The ids of this round's clients, −1 for an empty slot; `key` is folded from (seed, round)."""
 
+    def draw_once(self, key: PRNGKeyArray, round: Array, clients: int) -> Array:
+        """As `draw`, with −1 where a client is repeated: it would have several parts of a mean, and several states."""
+        ids = self.draw(key, round, clients)
+        if self.distinct:
+            return ids
+        order = jnp.argsort(ids, stable=True)
+        repeated = jnp.diff(ids[order], prepend=-1) == 0  # empty slots count as repeated, too
+        return jnp.where(jnp.zeros_like(repeated).at[order].set(repeated), -1, ids)
+
     def check(self, clients: int) -> None:
         """Refuse what cannot be drawn, before anything runs."""
+        if self.full and not self.distinct:
+            raise ValueError(
+                f"{type(self).__name__}.full is True, but a client may be drawn twice, and then takes part once: set "
+                "distinct = True in the class if that cannot be, or leave out full"
+            )
         size = self.size(clients)
         if isinstance(size, bool) or not isinstance(size, int | np.integer):
             raise ValueError(f"a cohort of {size!r} clients cannot be drawn; give a whole number")
@@ -40,6 +56,8 @@ class Selection(eqx.Module):
 
 class Everyone(Selection):
     """Full participation."""
+
+    distinct = True
 
     def size(self, clients: int) -> int:
         return clients
@@ -55,6 +73,7 @@ class Uniform(Selection):
         count: clients in a cohort.
     """
 
+    distinct = True
     count: int
 
     def size(self, clients: int) -> int:
@@ -75,6 +94,7 @@ class Weighted(Selection):
         weights: one number ≥ 0 for every client.
     """
 
+    distinct = True
     count: int
     table: Any  # cumulative shares of 2³² for look-ups, log shares for ranking
     rank_all: bool = eqx.field(static=True)
@@ -126,6 +146,7 @@ class Given(Selection):
         ids: row r has the numbers of the clients of round r; −1 leaves a slot empty.
     """
 
+    distinct = True
     ids: Any  # (rounds, slots)
     filled: bool = eqx.field(static=True)
 

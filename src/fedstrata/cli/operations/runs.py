@@ -211,7 +211,7 @@ def stop(options: argparse.Namespace) -> int:
             )
         time.sleep(0.2)
     found = read_status(folder)
-    late = found.get("state") == "finished" and found.get("flower_run") in map(str, numbers)
+    late = found.get("state") == "finished" and str(found.get("flower_run")) in map(str, numbers)
     if not late and (numbers or found.get("state") in ("waiting", "running")):
         write_status(folder, state="stopped", why="by `fedstrata deploy stop`")
     if options.json:

@@ -74,6 +74,8 @@ def run_status(folder: Path) -> dict[str, Any]:
     if who is None and found["state"] in ("waiting", "running"):
         found |= {"state": "died", "why": f"died; `fedstrata deploy run --name {folder.name}` resumes it"}
     model = folder / "model.npz"
+    if (spent := _spent(folder)) is not None:
+        found["epsilon"] = spent  # also of the exchanges since the status was written
     return {**found, "server": who, "model": str(model) if model.exists() else found.get("model")}
 
 
@@ -160,7 +162,7 @@ def _held_runs(folder: Path, logged: dict[str, dict[str, Any]]) -> list[dict[str
 
 
 def _spent(home: Path | None) -> float | None:
-    """The ε that a site has spent in a run, by its own count; None without such a number, or if the file is damaged."""
+    """The ε of a run by the counts in its folder; None without such a number, or if the file is damaged."""
     from fedstrata.base.accounting import epsilon
     from fedstrata.deploy.privacy_accountant import FILE as COUNTS
     from fedstrata.deploy.state_files import DamagedFile, read_json
