@@ -1,7 +1,6 @@
 """The inputs of a program, from the arguments of `fs.run`: data on a device, a mesh or the host, and weights."""
 
 import dataclasses
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,6 +11,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from fedstrata.base.errors import unknown
+from fedstrata.base.memory import machine_memory
 from fedstrata.core.algorithm import Algorithm
 from fedstrata.data.federation import Federation
 from fedstrata.data.sampling import Balanced, Epochs, Sampler, Whole
@@ -138,10 +138,7 @@ def out_of_core(stream: bool | None, algorithm: Algorithm, federation: Federatio
 def device_memory() -> float:
     """Bytes of the default device's memory."""
     found = jax.local_devices()[0].memory_stats() or {}
-    if "bytes_limit" in found:
-        return found["bytes_limit"]
-    known = hasattr(os, "sysconf") and {"SC_PAGE_SIZE", "SC_PHYS_PAGES"} <= os.sysconf_names.keys()
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if known else float("inf")
+    return found.get("bytes_limit", machine_memory())
 
 
 def _over_devices(
