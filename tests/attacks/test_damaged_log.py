@@ -89,7 +89,37 @@ def test_a_line_that_a_crash_cut_short_is_replaced_by_one_that_says_so(begun, tm
         log.close()
 
 
-@pytest.mark.parametrize("end", [b"\0" * 50, b"garbage", b'{"a": 1}', b"[1]", b"{\xff", b"{" + b"a" * 2**17])
+@pytest.mark.parametrize("end", [-1, -40, None], ids=["but its end", "cut short", "whole"])
+def test_zeros_that_a_power_cut_leaves_at_the_end_are_taken_for_a_torn_line(begun, tmp_path, end):
+    """The file has grown, and what was to be there was not written."""
+    data, path = (begun.victim / "log.jsonl").read_bytes(), tmp_path / "log"
+    path.write_bytes(data[:end] + b"\0" * 500)
+    SiteLog(path, VICTIM).close()
+    kinds = [json.loads(line)["kind"] for line in path.read_text().splitlines()]
+    assert kinds[4:] == {-1: ["answer"], -40: ["torn"], None: ["answer", "torn"]}[end]
+    assert broken(path) == ""
+
+
+def test_a_disk_that_takes_a_part_and_does_not_give_it_back_ends_the_log(begun, tmp_path, monkeypatch):
+    """A further line would be joined to the part, and the next start would find a log that somebody has changed."""
+    path, real = tmp_path / "log", os.write
+    path.write_bytes((begun.victim / "log.jsonl").read_bytes())
+    log = SiteLog(path, VICTIM)
+    with monkeypatch.context() as full:
+        full.setattr(os, "write", lambda file, text: real(file, text[: len(text) // 2]))
+        full.setattr(os, "ftruncate", lambda file, size: (_ for _ in ()).throw(OSError(5, "Input/output error")))
+        with pytest.raises(SiteLogError, match="No space left"):
+            log.add("policy")
+    with pytest.raises(SiteLogError, match=r"an earlier line of .* may be torn; start the site again"):
+        log.add("policy")
+    log.close()
+    SiteLog(path, VICTIM).close()
+    assert json.loads(path.read_text().splitlines()[-1])["kind"] == "torn"
+
+
+@pytest.mark.parametrize(
+    "end", [b"\0" * 50 + b"x", b"\0" * 2**23, b"garbage", b'{"a": 1}', b"[1]", b"{\xff", b"{" + b"a" * 2**22]
+)
 def test_an_end_that_no_crash_leaves_is_not_taken_for_one(attacker, begun, end):
     path = begun.victim / "log.jsonl"
     data = path.read_bytes()
@@ -129,7 +159,7 @@ def test_texts_of_a_server_forge_no_line(attacker, begun):
     journal.write_refusal(forged, [0, 0], forged + "\u2028\r" + "x" * 10_000)
     text = (begun.victim / "log.jsonl").read_text()
     assert len(text.splitlines()) == len(log_of(begun.victim)) == lines + 1
-    assert len(text.splitlines()[-1]) < 1200
+    assert len(text.splitlines()[-1]) < 1900
     assert broken(begun.victim / "log.jsonl") == ""
 
 

@@ -4,7 +4,6 @@ A line that was changed, left out or moved breaks the chain (`broken`). Lines cu
 keeps the last hash yet. The log holds names, sizes, hashes and times, and no values of data.
 """
 
-import contextlib
 import errno
 import fcntl
 import hashlib
@@ -20,7 +19,7 @@ from fedstrata.base.errors import StateError
 
 FILE = "log.jsonl"  # in a site's state folder
 FIRST = "0" * 64  # in place of a hash before the first line
-LONGEST = 2**16  # bytes of a line that a crash cut short
+LONGEST = 2**22  # bytes of a line that a crash cut short
 REMEDY = "find out who did it. To begin a new log, move the file away"
 
 
@@ -39,6 +38,7 @@ class SiteLog:
             site: its name.
         """
         self.path, self.site = path, site
+        self._unknown = False  # whether the file may hold a part of a line that was not written
         try:
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
         except OSError as error:
@@ -50,17 +50,20 @@ class SiteLog:
             os.fchmod(self._file, 0o600)
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             data = path.read_bytes()
-            whole, end, torn = data.rpartition(b"\n")
-            if torn and _read(torn) is not None:  # only the end of the line was not written
-                os.write(self._file, b"\n")
-                whole, end, torn = data, b"", b""
+            kept = data.rstrip(b"\0")  # a crash may leave zeros where the end of a line was to be
+            whole, end, torn = kept.rpartition(b"\n")
+            if torn and _read(torn) is not None:  # all but its end was written
+                whole, end, torn = kept, b"", b""
             self.found = list(_checked(whole + end, path, site))  # the lines, until somebody has counted them
             self._count, self._last = len(self.found), self.found[-1]["hash"] if self.found else FIRST
-            if torn:
-                if not _begun(torn):
-                    raise SiteLogError(f"{site}: the end of {path} is not a line that this site began; {REMEDY}")
-                os.ftruncate(self._file, len(whole + end))
-                self.add("torn", message=hashlib.sha256(torn).hexdigest())
+            if not _may_be_torn(torn) or len(data) - len(whole) > LONGEST or (data and not kept):
+                raise SiteLogError(f"{site}: the end of {path} is not a line that this site began; {REMEDY}")
+            lost = data[len(whole + end) :]
+            os.ftruncate(self._file, len(whole + end))
+            if whole and not end:
+                os.write(self._file, b"\n")
+            elif lost:
+                self.add("torn", message=hashlib.sha256(lost).hexdigest())
         except BlockingIOError:
             os.close(self._file)
             raise SiteLogError(f"{site}: another process writes {path}; stop it first") from None
@@ -78,6 +81,8 @@ class SiteLog:
         Raises:
             SiteLogError: the disk does not take it; the log is as before.
         """
+        if self._unknown:
+            raise SiteLogError(f"{self.site}: an earlier line of {self.path} may be torn; start the site again")
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
         line = {"n": self._count, "time": now, "prev": self._last, "kind": kind, "site": self.site, **entries}
         line["hash"] = line_hash(line)
@@ -87,8 +92,10 @@ class SiteLog:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             os.fsync(self._file)
         except OSError as error:
-            with contextlib.suppress(OSError):
+            try:
                 os.ftruncate(self._file, size)
+            except OSError:
+                self._unknown = True
             raise SiteLogError(
                 f"{self.site}: cannot write its log {self.path}: {error.strerror}; nothing was answered: make room"
             ) from error
@@ -139,12 +146,12 @@ def _read(text: bytes) -> dict[str, Any] | None:
     return line if whole and line["hash"] == line_hash(line) and _text(line) == text else None
 
 
-def _begun(torn: bytes) -> bool:
-    """Whether this may be the beginning of a line: an object without its end."""
+def _may_be_torn(text: bytes) -> bool:
+    """Whether this may be the beginning of a line, or nothing: an object without its end."""
     try:
-        json.JSONDecoder().raw_decode(torn.decode())
+        json.JSONDecoder().raw_decode(text.decode())
     except (ValueError, RecursionError):
-        return torn.startswith(b"{") and torn.isascii() and len(torn) <= LONGEST
+        return not text or (text.startswith(b"{") and text.isascii())
     return False
 
 
