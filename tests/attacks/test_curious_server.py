@@ -8,8 +8,9 @@ pytest.importorskip("flwr", reason="flwr is not installed")
 from attackers import RUN, VICTIM, begin_call, call_of, limit, log_of
 from grids import ROUNDS
 
+from fedstrata.base.text import LONGEST_NAME
 from fedstrata.deploy import guard, journal
-from fedstrata.deploy.messages import EVALUATE, Message, Stage
+from fedstrata.deploy.messages import EVALUATE, Message, Stage, proof
 
 
 def asks(attacker, points):
@@ -142,7 +143,8 @@ def test_a_run_whose_name_is_a_path_leaves_nothing_behind(attacker, begun, refus
         try:
             body = call.encode()
         except ValueError:  # the sender refuses it; the attacker does not
-            body = begin_call("b" * min(len(name), 200)).encode().replace(b"b" * min(len(name), 200), name.encode(), 1)
+            stand_in = "b" * min(len(name), LONGEST_NAME)
+            body = begin_call(stand_in).encode().replace(stand_in.encode(), name.encode(), 1)
         refuses(lambda body=body: attacker.sends(body, terms=attacker.terms._replace(run=name)), "name|message|header")
     assert sorted(begun.folder.iterdir()) == outside
     assert [path.name for path in (begun.victim / "runs").iterdir()] == [RUN]
@@ -174,7 +176,7 @@ def test_a_flood_of_refusals_does_not_fill_the_disk_and_stays_visible(attacker, 
     monkeypatch.setattr(journal, "MOST_LINES", 20)
     for number in range(80):
         with pytest.raises(ValueError):
-            attacker.sends(call_of(run=f"run {number} " + "x" * 150 * (number % 2)))
+            attacker.sends(call_of(run=f"run {number} " + "x" * 100 * (number % 2)))
         if number == 40:
             begun.start()
     assert [count for _, count in refused(begun)] == [*range(1, 21), 32, 64]
@@ -198,3 +200,21 @@ def test_a_flood_of_requests_for_a_summary_does_not_fill_the_disk(attacker, begu
 def test_a_message_that_is_none_is_refused_and_written_down(attacker, refuses):
     for body in (b"", b"FSL1", b"\xff" * 100, Message(RUN, Stage(0, 0), VICTIM, {}).encode()[:-1]):
         refuses(lambda body=body: attacker.sends(body), "message")
+
+
+@pytest.mark.parametrize("known", ["nothing", "the terms", "a proof of another call", "the mark of another site"])
+def test_a_registered_node_that_calls_a_site_in_the_servers_name_is_refused(begun, attacker, refuses, expected, known):
+    """Flower delivers it. A second call for a stage would move the state from which the honest run continues."""
+    about = {"nothing": {}, "the terms": {"terms": attacker.terms.encode()}}.get(known, {"terms": attacker.terms})
+    forged = call_of(round=1, x=7.0)
+    if known == "a proof of another call":
+        about["proof"] = proof(attacker.mark, {"terms": attacker.terms.encode()}, call_of(round=1, x=6.0).encode())
+    attacker.mark = (begun.folder / "site-0" / "mark").read_text() if known == "the mark of another site" else "0" * 32
+    refuses(lambda: attacker.sends(forged, **(about or {"digest": ""})), "does not have the proof")
+    assert begun.finishes(expected)
+
+
+def test_with_the_mark_the_same_call_would_be_answered(attacker, worked):
+    """So the test above refuses it for its proof alone."""
+    assert attacker.sends(call_of(round=1, x=7.0)).arrays
+    assert worked == [("site-1", (1, 0, 0, 0))]

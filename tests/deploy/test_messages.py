@@ -44,7 +44,7 @@ def test_every_cut_is_refused():
      '{"run":5,"site":"s","stage":[0,0],"after":null,"pools":null}',
      '{"run":"r","site":null,"stage":[0,0],"after":null,"pools":null}',
      '{"run":"r","run":"r","site":"s","stage":[0,0],"after":null,"pools":null}',
-     '{"run":"' + "r" * 201 + '","site":"s","stage":[0,0],"after":null,"pools":null}',
+     '{"run":"' + "r" * 129 + '","site":"s","stage":[0,0],"after":null,"pools":null}',
      '{"run":"r","site":"\\u0007","stage":[0,0],"after":null,"pools":null}',
      '{"run":"r","site":"\\u202e","stage":[0,0],"after":null,"pools":null}',
      '{"run":"r","site":"\\ud800","stage":[0,0],"after":null,"pools":null}',
@@ -64,7 +64,7 @@ def test_odd_headers_are_refused(header):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"run": "r" * 201}, "the name of the run must be a text of at most 200 characters"),
+        ({"run": "r" * 201}, "the name of the run must be a text of at most 128 characters"),
         ({"site": "Ulm\n"}, r"the name of the site .* not Ulm\\n\)"),
         ({"stage": Stage(2**31, 0)}, "stage must be 2 to 4 whole numbers below 2\\^31"),
         ({"after": Stage(0, True)}, "after must be 2 to 4 whole numbers"),

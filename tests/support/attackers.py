@@ -18,7 +18,7 @@ from fedstrata.deploy.data_summary import DataSummary
 from fedstrata.deploy.flower import server_app
 from fedstrata.deploy.flower.deployment import Deployment
 from fedstrata.deploy.flower.worker import Worker
-from fedstrata.deploy.messages import EVALUATE, Message, Stage
+from fedstrata.deploy.messages import EVALUATE, PROOF, Message, Stage, proof
 from fedstrata.deploy.policy import Policy
 from fedstrata.deploy.site import Site
 from fedstrata.deploy.site_log import broken
@@ -73,16 +73,17 @@ class Begun:
 class Attacker:
     """A server that sends what it likes to one site. It knows everything that the honest server knows."""
 
-    def __init__(self, terms, victim):
-        self.terms, self.victim = terms, victim
+    def __init__(self, terms, victim, mark):
+        self.terms, self.victim, self.mark = terms, victim, mark
         self.own = terms.sites[terms.number(VICTIM)]
 
     @classmethod
     def of(cls, begun):
         """The attacker of a run that has begun."""
-        rows = json.loads((begun.folder / "out" / RUN / "sites.json").read_text())["surveys"]
-        terms = Terms(RUN, tuple(DataSummary.checked(row) for row in rows), "1", ROUNDS, 2)
-        return cls(terms, lambda: next(found for found in begun.grid.nodes.values() if found[1]["site"] == VICTIM))
+        kept = json.loads((begun.folder / "out" / RUN / "sites.json").read_text())
+        terms = Terms(RUN, tuple(DataSummary.checked(row) for row in kept["surveys"]), "1", ROUNDS, 2)
+        victim = lambda: next(found for found in begun.grid.nodes.values() if found[1]["site"] == VICTIM)
+        return cls(terms, victim, kept["marks"][VICTIM])
 
     @classmethod
     def alone(cls, folder, made, **settings):
@@ -91,15 +92,17 @@ class Attacker:
         about, _ = worker.answer({"kind": "query.survey", "settings": settings, "about": {}}, b"")
         own = DataSummary.decode(about["survey"])
         made_up = [own._replace(site=f"made up {i}", key=str(i), data="") for i in range(2)]
-        return cls(Terms(RUN, (own, *made_up), "1", made.rounds, made.evaluations), lambda: (worker, settings))
+        terms = Terms(RUN, (own, *made_up), "1", made.rounds, made.evaluations)
+        return cls(terms, lambda: (worker, settings), about["mark"])
 
     def sends(self, call, **about):
-        """The site's reply to a call; `about` has the terms or their digest, by default the right ones."""
+        """The site's reply to a call with a proof; `about` has the terms or their digest, by default the right ones."""
         worker, settings = self.victim()
         about = about or {"terms": self.terms}
         about = {name: value.encode() if isinstance(value, Terms) else value for name, value in about.items()}
-        request = {"kind": "train.phase0", "code": "1", "settings": settings, "about": about}
         body = call if isinstance(call, bytes) else call.encode()
+        about = {PROOF: proof(self.mark, about, body), **about}
+        request = {"kind": "train.phase0", "code": "1", "settings": settings, "about": about}
         return Message.decode(worker.answer(request, body)[1])
 
     def evaluates(self, x=0.0, round=1, scores=(), **about):

@@ -12,7 +12,7 @@ from fedstrata.deploy.messages import EVALUATE, Message
 from fedstrata.deploy.site_log import SiteLog
 from fedstrata.deploy.terms import Terms
 
-LONGEST_REASON = 300  # characters of a refusal
+LONGEST_REASON = 1000  # characters of a refusal
 MOST_LINES = 1000  # about summaries, refusals in a run, and refusals of others; of more, the 1024th, 2048th, … only
 
 

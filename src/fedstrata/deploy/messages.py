@@ -4,6 +4,9 @@ The limits of `engine.codec` hold for both. Both sides check them: the sender be
 before any work on the content. Whatever the bytes, decoding returns a message or raises a ValueError of one line.
 """
 
+import hashlib
+import hmac
+import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -27,6 +30,7 @@ from fedstrata.engine.codec import (
 )
 
 MAGIC = b"FSL1"
+PROOF = "proof"  # the entry of a call's header with its proof
 WHOLE = 2**31  # above the size of every number in a header
 BEGIN, START = 0, 1  # the exchanges of round −1, which prepares round 0
 EVALUATE = -2  # an exchange that changes no state; its round is the number of finished rounds
@@ -34,6 +38,20 @@ EVALUATE = -2  # an exchange that changes no state; its round is the number of f
 
 class NotFinite(ValueError):
     """Numbers of a well-formed reply that cannot be used. An honest site may send them, if the run diverges."""
+
+
+def proof(mark: str, about: Mapping[str, Any], body: bytes) -> str:
+    """Tells a site that a call is from a server to which it has reported its mark, and as that server sent it.
+
+    Args:
+        mark: of the site; other sites never learn it.
+        about: the header of the call.
+        body: the call in bytes.
+    """
+    header = json.dumps({name: value for name, value in about.items() if name != PROOF}, sort_keys=True, default=repr)
+    made = hmac.new(mark.encode(), f"fedstrata call 1 {len(header)} {header}".encode(), hashlib.sha256)
+    made.update(body)
+    return made.hexdigest()
 
 
 class Stage(NamedTuple):

@@ -1,5 +1,6 @@
 """Apps that `fedstrata deploy init` wrote before the folders moved, and what they exchange with Flower."""
 
+import hmac
 import json
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from fedstrata.deploy.flower import grid_link
 from fedstrata.deploy.flower.client_app import opened, record
 from fedstrata.deploy.flower.deployment import Deployment, resolve
 from fedstrata.deploy.flower.worker import Worker
-from fedstrata.deploy.messages import Message, Stage
+from fedstrata.deploy.messages import Message, Stage, proof
 
 OLD_APP = {
     "__init__": "",
@@ -90,11 +91,12 @@ def test_names_on_the_wire_are_those_of_the_format(tmp_path, monkeypatch):
     for name in ("run_id", "node_id", "task_id"):  # Flower sets them in a server app
         monkeypatch.setattr(TaskIdentity, f"_{name}", 1)
     call = Message("first", Stage(-1, 0), "Ulm", {})
-    sent = grid_link._outgoing(call, 7, {"terms": "{}", "call": "12"})
+    sent = grid_link._outgoing(call, 7, {"terms": "{}"}, "12", "34")
     assert (sent.metadata.message_type, sent.metadata.group_id) == ("query.begin0", "-1")
-    assert dict(sent.content["about"]) == {"terms": "{}", "call": "12"}
+    made = hmac.new(b"34", b'fedstrata call 1 15 {"terms": "{}"}' + call.encode(), "sha256").hexdigest()
+    assert dict(sent.content["about"]) == {"terms": "{}", "proof": made, "call": "12"}
     assert sent.content["body"]["letter"].numpy().tobytes() == call.encode()
-    later = grid_link._outgoing(call._replace(stage=Stage(3, 1, 2)), 7, {"digest": "ab", "call": "12"})
+    later = grid_link._outgoing(call._replace(stage=Stage(3, 1, 2)), 7, {"digest": "ab"}, "12", "34")
     assert (later.metadata.message_type, later.metadata.group_id) == ("train.phase2", "3")
 
     load = lambda settings: fs.Federation.from_clients([{"x": np.ones((5, 3))}])
@@ -107,7 +109,9 @@ def test_names_on_the_wire_are_those_of_the_format(tmp_path, monkeypatch):
     assert about["mark"] == (tmp_path / "mark").read_text()
     (tmp_path / "policy.json").write_text('{"sites_at_least": 1}')
     terms = {"run": "first", "sites": [row], "program": "1", "rounds": 1, "evaluations": 1}
-    request = {"kind": "query.begin0", "settings": {"site": "Ulm"}, "about": {"terms": json.dumps(terms)}}
+    header = {"terms": json.dumps(terms)}
+    header["proof"] = proof(about["mark"], header, call.encode())
+    request = {"kind": "query.begin0", "settings": {"site": "Ulm"}, "about": header}
     worker.answer(request, call.encode())
     assert json.loads((tmp_path / "runs" / "first" / "terms.json").read_text()) == terms
     assert (tmp_path / "runs" / "first" / "-1_0.state").exists()

@@ -10,7 +10,7 @@ from fedstrata.deploy.flower.client_app import CALL, new_token, record
 from fedstrata.deploy.flower.pulling import Lost, Unreadable, content_of
 from fedstrata.deploy.flower.roster import Roster
 from fedstrata.deploy.link import Link, Malformed, described
-from fedstrata.deploy.messages import EVALUATE, Message
+from fedstrata.deploy.messages import EVALUATE, PROOF, Message, proof
 from fedstrata.deploy.terms import Terms
 
 POLL = 0.2  # seconds between two polls for replies
@@ -64,9 +64,11 @@ def grid_link(roster: Roster, names: tuple[str, ...], deadline: float, terms: Te
             nodes = {i: roster.nodes[names[i]] for i in calls if i not in replies and names[i] in roster.nodes}
             to_call = [i for i, node in nodes.items() if called.get(i) != node or now >= due[i]]
             if to_call:
-                about = {i: {**(digest if i in told else whole), CALL: new_token()} for i in to_call}
-                sent = roster.grid.push_messages([_outgoing(calls[i], nodes[i], about[i]) for i in to_call])
-                pending |= {m: (i, about[i][CALL]) for m, i in zip(sent, to_call, strict=True) if m}
+                tokens = {i: new_token() for i in to_call}
+                about = {i: digest if i in told else whole for i in to_call}
+                outgoing = [_outgoing(calls[i], nodes[i], about[i], tokens[i], roster.marks[names[i]]) for i in to_call]
+                sent = roster.grid.push_messages(outgoing)
+                pending |= {m: (i, tokens[i]) for m, i in zip(sent, to_call, strict=True) if m}
             for i in to_call:
                 called[i], due[i], gap[i] = nodes[i], now + gap[i], 2 * gap[i]
             pull()
@@ -80,11 +82,12 @@ def grid_link(roster: Roster, names: tuple[str, ...], deadline: float, terms: Te
     return link
 
 
-def _outgoing(call: Message, node: int, about: Mapping[str, str]) -> FlowerMessage:
-    round, exchange, phase, _ = call.stage
+def _outgoing(call: Message, node: int, about: Mapping[str, str], token: str, mark: str) -> FlowerMessage:
+    (round, exchange, phase, _), body = call.stage, call.encode()
     kind = f"train.phase{phase}" if round >= 0 else f"query.begin{exchange}"
     kind = "evaluate" if exchange == EVALUATE else kind
-    return FlowerMessage(record(about, call.encode()), node, kind, group_id=str(round))
+    header = {**about, PROOF: proof(mark, about, body), CALL: token}
+    return FlowerMessage(record(header, body), node, kind, group_id=str(round))
 
 
 def _reply(incoming: FlowerMessage | Lost | Unreadable, token: str) -> Message | Malformed | str | Lost:

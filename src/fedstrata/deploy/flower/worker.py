@@ -1,6 +1,7 @@
 """A site's worker: a process that outlives messages, so that JAX is imported and programs are compiled only once."""
 
 import contextlib
+import hmac
 import json
 import logging
 import os
@@ -25,7 +26,8 @@ from fedstrata.deploy.flower.deployment import Deployment, agree_on, resolve, se
 from fedstrata.deploy.flower.run_lock import held
 from fedstrata.deploy.flower.supernode import WORKER, SiteWatch
 from fedstrata.deploy.guard import Guard
-from fedstrata.deploy.messages import Message
+from fedstrata.deploy.journal import LONGEST_REASON
+from fedstrata.deploy.messages import PROOF, Message, proof
 from fedstrata.deploy.policy import Policy, Refused, check_tells
 from fedstrata.deploy.site import Site
 from fedstrata.deploy.site_folder import MARK, Identity, RunRecord
@@ -76,6 +78,7 @@ class Worker:
                 assert self.identity is not None
                 guard.journal.write_summary(own, self.identity.files)
                 return {"survey": json.dumps(own), "mark": self.identity.mark}, b""
+            self._check_proof(request["about"], body, own.site)
             call = Message.decode(body)
             terms, site = self._site(call.run, settings, data, own, request["about"], guard)
             kept = self.last if self.last is not None and self.last[0] == body else None
@@ -176,6 +179,15 @@ class Worker:
         self.sites[run] = terms, site
         return terms, site
 
+    def _check_proof(self, about: Mapping[str, Any], body: bytes, site: str) -> None:
+        """Refuse a call of another node: Flower delivers whatever a registered node sends to another one."""
+        assert self.identity is not None
+        if not hmac.compare_digest(proof(self.identity.mark, about, body).encode(), str(about.get(PROOF)).encode()):
+            raise Refused(
+                f"{site}: this call does not have the proof that it is from a server to which this site has reported "
+                "its mark; if the server is older than this site, give both the same release"
+            )
+
     def _check_sites(self, terms: Terms, site: str) -> None:
         """Refuse other sites than those that the approved app names."""
         named, listed = self.deployment.sites, [summary.site for summary in terms.sites]
@@ -243,8 +255,9 @@ def serve(worker: Worker, listener: socket.socket) -> None:
             try:
                 about, found = worker.answer(request, body)
             except Exception as error:
-                worker.lines.write(logging.WARNING, one_line(f"{type(error).__name__}: {error}", 1000))
-                about, found = {"error": f"{type(error).__name__}: {error}"}, b""
+                why = one_line(f"{type(error).__name__}: {error}", LONGEST_REASON)  # no more than the log has
+                worker.lines.write(logging.WARNING, why)
+                about, found = {"error": why}, b""
             socket_frames.send(connection, about, found)
 
 
