@@ -185,6 +185,20 @@ def test_the_version_of_an_app_covers_every_file_that_is_shipped_and_its_place(t
     assert code_of("app_with_settings.task:deployment") != before
 
 
+@pytest.mark.parametrize("shipped", [True, False])
+def test_the_version_of_an_app_covers_modules_beside_its_package(tmp_path, monkeypatch, shipped):
+    """Flower ships the whole folder of an app: the package may import from all of it. Elsewhere, other things lie."""
+    package = tmp_path / "app_with_a_neighbour"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    if shipped:
+        (tmp_path / "pyproject.toml").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    before = code_of("app_with_a_neighbour.task:deployment")
+    (tmp_path / "losses.py").write_text("")
+    assert (code_of("app_with_a_neighbour.task:deployment") != before) == shipped
+
+
 @pytest.mark.parametrize("mode", [0o620, 0o602, 0o666])
 def test_a_list_that_others_can_change_approves_nothing(app, gate, tmp_path, mode):
     (tmp_path / "approved.txt").chmod(mode)

@@ -4,13 +4,15 @@ import dataclasses
 import json
 import time
 
+import numpy as np
 import pytest
 
 pytest.importorskip("flwr", reason="flwr is not installed")
 
 from attacked_runs import forging, honest
 from cases import CASES, START, task_of
-from grids import TASK, deployment
+from deployments import simulated
+from grids import NAME, TASK, deployment, solution
 from strangers import after_polls, summary_of
 
 from fedstrata.base.text import LONGEST_NAME, check_plain_name
@@ -19,6 +21,7 @@ from fedstrata.deploy.evaluation.summary import Summary
 from fedstrata.deploy.flower import server_app
 from fedstrata.deploy.flower.deployment import Deployment
 from fedstrata.deploy.flower.sites_file import FILE
+from fedstrata.deploy.server import QuorumError
 
 
 @pytest.mark.parametrize("name", ["FedX1", "FedX2", "TrackedX"])
@@ -54,6 +57,27 @@ def test_a_node_whose_claim_would_fill_the_memory_is_left_out_before_anything_is
     assert claims == [1, 1]
     rows = json.loads((tmp_path / "out" / FILE).read_text())["surveys"]
     assert max(row[1]["train"] for row in rows) < 100
+
+
+def test_a_claim_that_every_site_refuses_can_be_corrected_and_the_run_started_again(grid, tmp_path):
+    """Its summary would otherwise be that of the run, and the true one a change. The sites have prepared nothing."""
+    claim = lambda about, body: {**about, "survey": json.dumps(_claiming(about["survey"], 2 * 10**7))}
+    forging(grid, lambda about, body: server_record(claim(about, body), body), "query.survey", times=1)
+    out = tmp_path / "out"
+    with pytest.raises(QuorumError, match=r"cannot begin: 0 of 3 sites .*site-1 reports 20,000,000"):
+        server_app.serve(deployment(rounds=1), grid, "first", out)
+    assert not (out / FILE).exists()
+    server_app.serve(deployment(rounds=1), grid, "first", out)
+    np.testing.assert_allclose(solution(out), simulated(NAME, 1).solution(), rtol=1e-12)
+
+
+def test_another_order_of_splits_is_a_change():
+    """An evaluation names splits by their place: a site would measure on other rows than the server reports."""
+    rows, shapes = {"train": 5, "test": 4}, {"train": {}, "test": {}}
+    then = DataSummary("site-1", rows, shapes, "data", "key")
+    now = then._replace(counts=dict(reversed(rows.items())))
+    assert now == then
+    assert now.difference(then) == "the order of its splits: test, train then, train, test now"
 
 
 def server_record(about, body):

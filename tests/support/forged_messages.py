@@ -109,6 +109,7 @@ def _said(name, value):
 EVALUATIONS = {
     "an infinite value": _said("said.values['train/objective']", np.inf),
     "a negative number of rows": _said("said.counts['train']", -1),
+    "no rows": _said("said.counts['train']", 0),
     "more rows than can be counted": _said("said.counts['train']", 2**31),
     "more rows than it reported": _said("said.counts['train']", 1000),
     "rows that wrap in 32 bits": _said("said.counts['train']", 2**32 + 9),
@@ -123,5 +124,4 @@ EVALUATIONS = {
 ODD_MEASURES = {
     "undefined": _said("said.values['train/objective']", np.nan),
     "the largest number": _said("said.values['train/objective']", np.finfo(np.float64).max),
-    "no rows": _said("said.counts['train']", 0),
 }

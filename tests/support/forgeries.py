@@ -156,6 +156,7 @@ SHAPES = {"a huge side": [10**18], "1000 dimensions": [1] * 1000, "a negative si
 SUMMARIES = {
     "no summary": _header(survey=None),
     "no mark": _header(mark=None),
+    "no key": _put(4, ""),
     "a summary that is a number": _header(survey=5),
     "a summary that is bytes": _header(survey=b"[]"),
     "a summary that is a list": _header(survey=["x"]),

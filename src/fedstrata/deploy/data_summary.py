@@ -100,6 +100,8 @@ class DataSummary(NamedTuple):
         for split, rows in now.counts.items():
             if rows != self.counts.get(split):
                 return f"its rows: split {split!r} had {self.counts.get(split)}, and has {rows} now"
+        if list(self.counts) != list(now.counts):  # evaluations name splits by their place
+            return f"the order of its splits: {', '.join(self.counts)} then, {', '.join(now.counts)} now"
         if self.data != now.data:
             return "its values (the numbers of rows are the same)"
         if self.key != now.key:

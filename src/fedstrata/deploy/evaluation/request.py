@@ -94,7 +94,7 @@ class Request(NamedTuple):
             if np.isinf(value):
                 raise NotFinite(f"{name} is not finite")
         for split, count in reply.counts.items():
-            if count not in (0, agreed := agreement.rows[split][site]):  # 0: nothing to evaluate on
+            if count != (agreed := agreement.rows[split][site]):
                 raise ValueError(f"split {split!r} has {count} rows, and {agreed} by the agreement")
         sent = () if reply.withheld else self.scores
         row = lambda split, dtype: np.broadcast_to(np.zeros((), dtype), (int(reply.counts[split]),))

@@ -130,16 +130,18 @@ def ask(
 
 
 def code_of(where: str) -> str:
-    """The version of an app: the library's version, and a hash of all files of its package that Flower ships."""
+    """The version of an app: the library's version, and a hash of all its files that Flower ships."""
     package = where.partition(":")[0].partition(".")[0]
     spec = find_spec(package)
     if spec is None:
         raise ImportError(f"there is no package {package!r} on the path of this client app")
     root = Path(next(iter(spec.submodule_search_locations or [spec.origin or ""])))
+    if (root.parent / "pyproject.toml").exists():
+        root = root.parent  # what Flower ships, in which the package is one folder
     files = sorted(f for f in root.rglob("*") if f.suffix in SHIPPED and f.is_file()) if root.is_dir() else [root]
     digest = sha256()
     for file in files:
-        name, data = file.relative_to(root.parent).as_posix().encode(), file.read_bytes()
+        name, data = file.relative_to(root if root.is_dir() else root.parent).as_posix().encode(), file.read_bytes()
         digest.update(b"%d %d " % (len(name), len(data)) + name + data)
     return f"{__version__} {digest.hexdigest()[:16]}"
 
