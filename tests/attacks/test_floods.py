@@ -25,7 +25,7 @@ from fedstrata.deploy.flower import grid_link, roster, server_app
 from fedstrata.deploy.flower.client_app import record
 from fedstrata.deploy.flower.pulling import Lost
 from fedstrata.deploy.flower.roster import Roster
-from fedstrata.deploy.messages import Message, Stage
+from fedstrata.deploy.messages import PROOF, Message, Stage, proof
 from fedstrata.deploy.terms import Terms
 
 NODES, JUNK = 1000, 64_000_000
@@ -136,12 +136,16 @@ def test_junk_of_64_mb_takes_little_time_and_leaves_small_files(name, grid, tmp_
 
 def test_an_upload_that_never_ends_stops_no_server_not_even_before_the_run(grid, tmp_path, monkeypatch):
     """Flower would wait two hours for the missing part of a reply, also for that of a data summary."""
-    events, nodes = [], grid.get_node_ids
-    monkeypatch.setattr(server_app, "short_pulls", lambda longest: events.append(longest))
-    grid.get_node_ids = lambda: events.append("look") or nodes()
+    events, pull = [], grid.pull_messages
+    for module in (roster, server_app):
+        monkeypatch.setattr(module, "limited_pulls", lambda *limits: events.append(limits))
+    grid.pull_messages = lambda ids: events.append("pull") or pull(ids)
     served(grid, tmp_path / "out", rounds=1)
-    assert events[0] == min(server_app.UPLOAD, deployment().deadline / 4)
-    assert all(event == "look" or event <= deployment().deadline / 4 for event in events)
+    before = {events[i - 1] for i, event in enumerate(events) if event == "pull"}
+    summaries, (replies,) = {b for b in before if b[0] == roster.SUMMARY}, [b for b in before if b[0] != roster.SUMMARY]
+    assert {seconds for _, seconds in summaries} == {roster.WAIT}
+    assert replies[0] < 10_000_000  # bytes of a reply of this run, with the longest headers
+    assert replies[1] <= deployment().deadline / 4
 
 
 def test_what_a_roster_keeps_of_junk_is_small(grid):
@@ -176,13 +180,14 @@ def test_a_flood_of_calls_at_a_site_does_not_fill_its_log(hurry, tmp_path, monke
     monkeypatch.setattr(journal, "MOST_LINES", 20)
     grid = joined(tmp_path)
     worker, settings = next(iter(grid.nodes.values()))
-    request = lambda kind: {"kind": kind, "code": "1", "settings": settings, "about": {}}
+    request = lambda kind, about: {"kind": kind, "code": "1", "settings": settings, "about": about}
     for number in range(300):
-        worker.answer(request("query.survey"), b"")
+        mark = worker.answer(request("query.survey", {}), b"")[0]["mark"]
         call = Message(f"run {number}", Stage(0, 0), settings["site"], {})
         for body in (b"noise", call.encode()):
-            with pytest.raises(ValueError, match=r"message|not begun"):
-                worker.answer(request("train.phase0"), body)
+            for about, why in (({}, "proof"), ({PROOF: proof(mark, {}, body)}, r"message|not begun")):
+                with pytest.raises(ValueError, match=why):
+                    worker.answer(request("train.phase0", about), body)
     lines = (tmp_path / settings["site"] / "log.jsonl").read_text().splitlines()
     assert 40 <= len(lines) <= 2 * 20 + 20
     assert max(map(len, lines)) < 2000
@@ -223,7 +228,7 @@ def test_a_thousand_lost_replies_in_one_exchange_end_no_run(grid, monkeypatch):
         return found
 
     fake = SimpleNamespace(push_messages=lambda messages: [str(len(calls_made) + n) for n, _ in enumerate(messages)])
-    about = {"nodes": {BAD: 7}, "changed": set(), "refused": {}, "look": lambda needed: None}
+    about = {"nodes": {BAD: 7}, "marks": {BAD: "12"}, "changed": set(), "refused": {}, "look": lambda needed: None}
     nodes = SimpleNamespace(grid=fake, replies=SimpleNamespace(pulled=pulled), **about)
     summary = DataSummary(BAD, {"train": 3}, {"train": {"x": ("float64", [3])}})
     link = grid_link.grid_link(nodes, (BAD,), 86_400.0, Terms("first", (summary,), "1", 1, 1))

@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="flwr is not installed")
 
-from flwr.app import Array, ArrayRecord, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.app.message import remove_content_from_message
 from flwr.common.serde import message_to_proto
 from flwr.proto.message_pb2 import ObjectTree, PullObjectResponse
@@ -17,10 +17,10 @@ from flwr.supercore.inflatable.inflatable_utils import validate_object_content
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid.http_grid import HttpGrid
 
-from fedstrata.deploy.flower import patches
+from fedstrata.base.strict_json import LONGEST
+from fedstrata.deploy.flower import patches, supernode
 from fedstrata.deploy.flower.client_app import record
 from fedstrata.deploy.flower.pulling import Replies, Unreadable
-from fedstrata.engine.codec import BYTES
 
 MOST = 10_000_000
 
@@ -98,7 +98,27 @@ def test_an_object_that_is_named_many_times_is_fetched_once(bounded):
 def test_a_reply_of_many_objects_or_bytes_is_refused(bounded):
     many = {f"{i}": ArrayRecord({f"{i}": Array("uint8", (1,), "x", b"%d" % i)}) for i in range(400)}
     assert "objects" in fetched(reply_with(many))[0].why
-    assert "bytes" in fetched(reply_with({}, b"x" * (MOST + 1)))[0].why
+    assert "a message of more than 10,000,000 bytes" in fetched(reply_with({}, b"x" * (MOST + patches.HEADS)))[0].why
+    text = {"text": ConfigRecord({"text": "x" * LONGEST})}
+    assert not isinstance(fetched(reply_with(text))[0], Unreadable)
+    numbers = {"numbers": ConfigRecord({"numbers": [0] * patches.HEADS})}
+    assert "bytes beside its arrays" in fetched(reply_with(numbers))[0].why
+
+
+def test_replies_are_bounded_by_what_the_run_sends(bounded):
+    """A site that sends more than any reply of the run has is refused before its parts are put together."""
+    patches.limited_pulls(2_000_000, 30.0)
+    assert not isinstance(fetched(reply_with({}, b"x" * 1_900_000))[0], Unreadable)
+    assert "at most 2,000,000 are allowed" in fetched(reply_with({}, b"x" * 2_100_000))[0].why
+
+
+@pytest.mark.parametrize(("kept", "most"), [('{"call_bytes": 5}', 5), ("{", 256_000_000), (None, 256_000_000)])
+def test_a_sites_policy_bounds_its_calls_before_they_are_fetched(kept, most, tmp_path, monkeypatch):
+    """With a damaged policy, the worker refuses every call."""
+    monkeypatch.setenv(supernode.STATE, str(tmp_path))
+    if kept is not None:
+        (tmp_path / "policy.json").write_text(kept)
+    assert supernode.longest_call() == most
 
 
 def test_a_call_that_names_one_part_again_and_again_is_refused_at_a_site(monkeypatch, hurry):
@@ -124,7 +144,3 @@ def test_a_call_that_names_one_part_again_and_again_is_refused_at_a_site(monkeyp
     patches.bounded_messages(patches.SUPERNODE, MOST)
     with pytest.raises(ValueError, match="a message of 2,000 objects"):
         node.pull_objects([str(i) for i in range(2000)], pull_object_fn=lambda i: b"")
-
-
-def test_a_message_may_have_as_many_bytes_as_the_codec_allows():
-    assert patches.ALL == BYTES + 2**20

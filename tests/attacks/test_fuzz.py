@@ -240,7 +240,7 @@ def test_a_message_that_takes_memory_is_found(make, count):
     del freed
     reader = lambda size: lambda data: [make(size // count) for _ in range(count)]
     with pytest.raises((AssertionError, MemoryError)):
-        attack(Target("greedy", b"", reader(80_000_000)), b"", Worst(), Memory(), compare=False)
+        attack(Target("greedy", b"", reader(160_000_000)), b"", Worst(), Memory(), compare=False)
     attack(Target("modest", b"", reader(20_000_000)), b"", Worst(), Memory(), compare=False)
 
 

@@ -1,12 +1,15 @@
 """A server that lies about a run: about a site's own data, about other sites, or about what was agreed before."""
 
+import numpy as np
 import pytest
 
 pytest.importorskip("flwr", reason="flwr is not installed")
 
-from attackers import VICTIM, begin_call, call_of, limit, log_of
+from attackers import VICTIM, Attacker, averaging, begin_call, call_of, limit, log_of
 from grids import ROUNDS, deployment
 
+from fedstrata.deploy import guard
+from fedstrata.deploy.policy import Policy, Refused
 from fedstrata.deploy.terms import Terms
 
 SHAPES = {"train": {"x": ("float64", [4]), "y": ("float64", [])}}
@@ -79,6 +82,43 @@ def test_a_site_reserves_no_memory_for_rows_that_another_one_claims(attacker, re
     refuses(lambda: attacker.sends(begin_call("new"), terms=large), "site-2 reports 2,000,000,000, for which memory")
 
 
+def test_a_site_reserves_no_batches_for_rows_that_another_one_claims(tmp_path, monkeypatch, worked):
+    """Whose examples are large: 1,000,000 rows of 24 bytes, all in one batch, at a site of 40 MB."""
+    monkeypatch.setattr(guard, "machine_memory", lambda: 40e6)
+
+    def attacker(name, *rows, claim=None, **options):
+        (tmp_path / name).mkdir()
+        found = Attacker.alone(tmp_path / name, averaging(*rows, **options))
+        if claim:
+            found.terms = found.with_site("made up 1", counts={"train": claim})
+        return found
+
+    refused = attacker("refused", claim=1_000_000, batch_size="all")
+    with pytest.raises(
+        Refused, match=r"made up 1 reports 1,000,000 rows of a split, .* would be reserved here, .* batch_size"
+    ):
+        refused.sends(begin_call())
+    assert worked == []
+    assert [line["verdict"] for line in log_of(tmp_path / "refused") if "verdict" in line] == ["refused"]
+    small = attacker("small", claim=1_000_000, batch_size=4)
+    small.sends(begin_call())
+    own = attacker("own", np.ones((1_000_000, 3)), batch_size="all")
+    own.sends(begin_call())  # its own rows are its own affair
+    assert [stage.round for _, stage in worked] == [-1, -1]
+    for made in (refused, small, own):
+        made.victim()[0].close()
+
+
+def test_a_site_refuses_a_run_whose_calls_may_be_too_large(attacker, begun, refuses, worked):
+    limit(begun, call_bytes=2_000_000)
+    new = attacker.terms._replace(run="new")
+    refuses(
+        lambda: attacker.sends(begin_call("new"), terms=new), "receives calls of at most 2,000,000 bytes, and 'new'"
+    )
+    limit(begun, call_bytes=2_200_000)  # two headers of a MiB, and a few numbers
+    attacker.sends(begin_call("new"), terms=new)
+
+
 CHANGES = {  # in the middle of a run, with everything else as it was
     "another site's rows": (of_another(counts={"train": 10**6}), "of site-2, its rows"),
     "another site's columns": (of_another(shapes=SHAPES), "of site-2, its columns"),
@@ -145,6 +185,22 @@ def test_a_site_takes_part_in_runs_of_the_names_in_its_policy(attacker, begun, r
     why = r"site-1 takes part in runs of other names \(first, study-\*\); its owner may add 'thief'"
     refuses(lambda: attacker.sends(begin_call("thief"), terms=new), why)
     attacker.sends(begin_call("study-2"), terms=attacker.terms._replace(run="study-2"))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "runs", "others"),
+    [
+        ("study-*", {"study-", "study-1", "study-*"}, {"study", "a study-1"}),
+        ("*", {"", "study"}, set()),
+        ("a*c*", {"abc", "acc", "abcd"}, {"ab", "bac"}),
+        ("[ab]", {"[ab]"}, {"a", "b"}),
+        ("a.?", {"a.?"}, {"a.b", "abc", "a."}),
+    ],
+)
+def test_only_a_star_stands_for_other_names_of_runs(pattern, runs, others):
+    policy = Policy(runs=(pattern,))
+    assert all(map(policy.allows_run, runs))
+    assert not any(map(policy.allows_run, others))
 
 
 def test_a_site_takes_part_in_as_many_runs_as_its_policy_allows(attacker, begun, refuses, worked, expected):

@@ -161,7 +161,7 @@ def test_batches_reveal_rows_unless_the_site_adds_noise(tmp_path, noise):
     attacker.victim()[0].close()
     found = np.linalg.lstsq(drawn_rows(made, attacker.terms, rounds), np.array(means), rcond=None)[0]
     errors = np.abs(found - rows).max(axis=1)  # of every row, the largest error of a number
-    assert errors.max() < 1e-6 if noise is None else errors.min() > 1
+    assert errors.max() < 1e-6 if noise is None else np.median(errors) > 2
 
 
 def test_a_site_may_want_noise_of_its_own_and_takes_part_in_no_run_without_it(tmp_path, worked):

@@ -22,11 +22,13 @@ class Stalling(Grid):
 
     def __init__(self):
         super().__init__()
-        self.on, self.ready, self.bad, self.waits = False, {}, set(), []
+        self.on, self.ready, self.bad, self.waits, self.stalls = False, {}, set(), [], set()
 
     def _push(self, message):
         number = super()._push(message)
         train = message.metadata.message_type.startswith("train")
+        if message.metadata.dst_node_id in self.stalls:
+            self.bad.add(number)
         if self.on and train and message.metadata.dst_node_id in self.nodes:
             if self.nodes[message.metadata.dst_node_id][1]["site"] == BAD:
                 self.bad.add(number)
@@ -75,6 +77,22 @@ def test_a_run_with_a_quorum_continues_beside_an_upload_that_never_ends(stalling
     assert "objects are unavailable" in trained[0]["missing"][BAD]
     assert stalling.waits
     assert max(stalling.waits) < deadline / 4 + 1
+
+
+def test_a_run_resumes_in_time_beside_strangers_whose_summaries_never_end(stalling, tmp_path, monkeypatch):
+    """Each of them is waited for once, for a short time; after that, whoever has lost nothing yet comes first."""
+    server_app.serve(deployment(rounds=1), stalling, "first", tmp_path / "out")
+    for name, value in {"WAIT": 0.05, "LONGEST_WAIT": 2.0, "BUDGET": 0.1}.items():
+        monkeypatch.setattr(roster, name, value)
+    honest, stalling.nodes = stalling.nodes, {}
+    for _ in range(15):
+        stalling.enter("stranger", lambda request: {})
+    stalling.nodes |= {10**6 + number: found for number, found in honest.items()}
+    stalling.stalls = {node for node in stalling.nodes if node < 10**6}
+    began, deadline = time.monotonic(), 8.0
+    server_app.serve(deployment(rounds=2, quorum=1.0, deadline=deadline), stalling, "first", tmp_path / "out")
+    assert time.monotonic() - began < deadline
+    assert len(stalling.waits) >= 15
 
 
 def test_strangers_whose_uploads_never_end_take_a_limited_time_of_every_poll(monkeypatch):

@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import PRNGKeyArray
 
 from fedstrata.base.random import seed_key
+from fedstrata.base.strict_json import LONGEST
 from fedstrata.base.text import one_line
 from fedstrata.core.algorithm import Algorithm
 from fedstrata.core.hyperparameters import as_arrays
@@ -32,6 +33,7 @@ from fedstrata.engine.checks import (
 )
 from fedstrata.engine.context import RoundContext
 from fedstrata.engine.layout import FlatSplit
+from fedstrata.engine.ledger import ledger_of
 from fedstrata.engine.participation import Selection, selection
 from fedstrata.engine.privacy import Privacy
 from fedstrata.engine.start_points import start_points
@@ -102,6 +104,16 @@ class Agreement(NamedTuple):
         """The size of the server's state. It may depend on the rows that sites report."""
         state = jax.eval_shape(lambda: initialise.blank(self.started(), self.context.clients))
         return sum(math.prod(a.shape) * a.dtype.itemsize for a in jax.tree.leaves(state))
+
+    def largest(self, direction: Literal["up", "down"]) -> int:
+        """The bytes of a reply (up) or a call (down), at most: as if all fields of a round travelled at once.
+
+        Rows that a site sends for an evaluation come on top.
+        """
+        context = self.started()
+        found = ledger_of(context.algorithm, context.exchanges, context.template, context.cohort_size, context.clients)
+        sizes = (max(e.bytes, e.rejoining or 0) + e.more_at_first for e in found.entries if e.direction == direction)
+        return sum(sizes) + 2 * LONGEST  # its headers
 
     def unnamed(self) -> "Agreement":
         """The same without the run's name and the sites' rows, so that runs share compiled programs."""

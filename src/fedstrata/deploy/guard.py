@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fedstrata.base.memory import machine_memory
 from fedstrata.core.placement import field_of, part, placements
 from fedstrata.deploy.agreement import Agreement
 from fedstrata.deploy.data_summary import DataSummary
@@ -108,6 +109,18 @@ class Guard:
             site: this site's name.
         """
         policy, context, size = self.policy, agreement.context, _bytes_of(agreement, terms.rounds)
+        if (call := agreement.largest("down")) > policy.call_bytes:
+            raise Refused(
+                f"{site} receives calls of at most {policy.call_bytes:,} bytes, and {terms.run!r} may need "
+                f"{call:,}; its owner may raise call_bytes"
+            )
+        most = max(terms.sites, key=lambda summary: max(summary.counts.values()))
+        if most.site != site and (need := _batch_bytes(agreement)) > machine_memory() / 2:
+            raise Refused(
+                f"{site}: {most.site} reports {max(most.counts.values()):,} rows of a split, and for batches of them "
+                f"{need / 1e9:,.1f} GB would be reserved here, of {machine_memory() / 1e9:,.1f} GB; if that is right, "
+                "the app needs a smaller batch_size"
+            )
         if size > policy.bytes:
             raise Refused(
                 f"{site} lets {policy.bytes:,} bytes leave in a run, and {terms.run!r} would send {size:,}; its owner "
@@ -196,6 +209,13 @@ class Guard:
                 f"{self.log.site} has sent {done.bytes:,} bytes in run {run!r}, and with this reply it would be more "
                 f"than the {limit:,} that its policy allows; its owner may raise bytes"
             )
+
+
+def _batch_bytes(agreement: Agreement) -> int:
+    """The bytes of the examples of one step, at a site with as many rows as the largest."""
+    context = agreement.context
+    drawn = lambda split: context.sampler.rows(context.data[split].capacity)
+    return sum(drawn(split) * nbytes(agreement.shapes[split]) for split in context.problem.streams.values())
 
 
 def _sent_fields(agreement: Agreement) -> set[str]:

@@ -1,8 +1,8 @@
 """A site's policy: which runs it takes part in, and how much may leave it. Only its owner writes it."""
 
 import math
+import re
 from collections.abc import Mapping
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,6 +33,7 @@ class Policy(NamedTuple):
     parameters: int = 0  # different calls that are answered; 0: as many as the run needs, and a quarter more
     fields: tuple[str, ...] = (MEANS,)  # that may leave: those merged by a mean, and others by name
     bytes: int = 1_000_000_000  # that may leave
+    call_bytes: int = 256_000_000  # of one call, for which memory is reserved here
     noise_at_least: float = 0.0  # that this site adds to its replies, in clips (`Privacy(where="sites")`); 0: none
 
     @classmethod
@@ -96,7 +97,8 @@ class Policy(NamedTuple):
 
     def allows_run(self, run: str) -> bool:
         """Whether a run of this name is one of `runs`."""
-        return any(fnmatchcase(run, pattern) for pattern in self.runs)
+        pattern = lambda name: ".*".join(map(re.escape, name.split("*")))
+        return any(re.fullmatch(pattern(name), run, re.DOTALL) for name in self.runs)
 
     def words(self) -> list[str]:
         """The policy in plain words, a line each."""
@@ -115,6 +117,7 @@ class Policy(NamedTuple):
             f"for at most {self.rounds:,} rounds and {self.evaluations:,} evaluations in a run",
             f"answers {calls} in a run",
             f"may leave this site: {' and '.join(leaves) or 'nothing'}, {self.bytes / 1e6:,.0f} MB in a run",
+            f"receives calls of at most {self.call_bytes / 1e6:,.0f} MB",
             f"noise that this site adds to its replies: {noise}",
         ]
 

@@ -20,6 +20,7 @@ from typing import Any
 
 from fedstrata.deploy.flower import patches
 from fedstrata.deploy.flower.fork_server import with_token
+from fedstrata.deploy.flower.supernode import longest_call
 
 log = logging.getLogger("fedstrata")
 
@@ -188,10 +189,14 @@ def prepared() -> Callable[[], None]:
     gate = Gate(lambda: Path(os.environ["FEDSTRATA_APPROVED"]))
     patches.guard_installation(gate.installing, gate.locating)
     patches.short_pulls()
-    patches.bounded_messages(patches.CLIENT_APP)
     for later in ("fedstrata.deploy.flower.client_app", "httpcore"):  # imported by the app and by Flower
         importlib.import_module(later)
-    return flwr_clientapp
+
+    def client_app() -> None:
+        patches.bounded_messages(patches.CLIENT_APP, longest_call())
+        flwr_clientapp()
+
+    return client_app
 
 
 if __name__ == "__main__":

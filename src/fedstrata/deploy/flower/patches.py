@@ -26,8 +26,7 @@ REJECTED = 30.0  # seconds for which a site that the server rejects tries again
 RETRY = 2.0  # seconds between two of these attempts
 
 OBJECTS = 1000  # of Flower in a message; one of ours has five, and one for every 5 MiB
-HEADS = 2**22  # bytes of an object of Flower that is no part of an array
-ALL = 2**31 + 2**20  # bytes of a message: those of `engine.codec`, and of Flower's own objects
+HEADS = 2**20 + 2**17  # bytes of its objects that are no parts of arrays: those of a JSON text, and of Flower's own
 
 log = logging.getLogger("fedstrata")
 
@@ -64,20 +63,31 @@ CLIENT_APP = "flwr.supercore.inflatable.inflatable_utils"  # a client app its me
 SUPERNODE = "flwr.supernode.start_client_internal"  # and a SuperNode the same, without putting it together
 
 
-def bounded_messages(module: str, most: int = ALL) -> None:
+def bounded_messages(module: str, most: int) -> None:
     """Refuse a message whose objects are too many or too large, before Flower puts them together.
 
     Flower fetches an object as often as a message names it, and an array may name one part again and again: 5 MB become
-    500 GB of memory.
+    500 GB of memory. Its records of settings take thirty times as much memory as they have bytes.
 
     Args:
         module: where its objects are fetched: `SERVER_APP`, `CLIENT_APP` or `SUPERNODE`.
-        most: the limit on the bytes of a message, as sent and as put together.
+        most: the limit on the bytes of its arrays, as sent and as put together; a later call replaces it.
     """
     found: Any = importlib.import_module(module)
     for name, bounded in (("pull_objects", _few), ("inflate_object_from_contents", _small)):
         if (function := getattr(found, name, None)) is not None:
             setattr(found, name, bounded(getattr(function, "__wrapped__", function), most))
+
+
+def limited_pulls(most: int, longest: float) -> None:
+    """In a server app: how large the replies may be that are fetched from now on, and how long one may take.
+
+    Args:
+        most: as in `bounded_messages`.
+        longest: as in `short_pulls`.
+    """
+    bounded_messages(SERVER_APP, most)
+    short_pulls(longest)
 
 
 def _few(pull: Callable[..., dict[str, bytes]], most: int) -> Callable[..., dict[str, bytes]]:
@@ -90,7 +100,7 @@ def _few(pull: Callable[..., dict[str, bytes]], most: int) -> Callable[..., dict
         def counted(object_id: str) -> bytes:
             found = pull_object_fn(object_id)
             sizes.append(len(found))
-            if sum(sizes) > most:
+            if sum(sizes) > most + HEADS:
                 raise ValueError(f"a message of more than {most:,} bytes")
             return found
 
@@ -104,15 +114,13 @@ def _small(inflate: Callable[..., Any], most: int) -> Callable[..., Any]:
 
     @wraps(inflate)
     def inflated(object_id: str, object_contents: dict[str, bytes], **given: Any) -> Any:
-        total = 0
+        total = heads = 0
         for content in object_contents.values():
             kind, children, length = head_of(content)
             if kind == "ArrayChunk":
                 continue
-            if len(content) > HEADS:
-                raise ValueError(
-                    f"a message whose {kind} has {len(content):,} bytes, and at most {HEADS:,} are allowed"
-                )
+            if (heads := heads + len(content)) > HEADS:
+                raise ValueError(f"a message with {heads:,} bytes beside its arrays; at most {HEADS:,} are allowed")
             if kind == "Array":
                 parts = json.loads(content[len(content) - length :])["arraychunk_ids"]
                 total += sum(len(object_contents[children[part]]) for part in parts)

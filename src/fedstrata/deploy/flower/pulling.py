@@ -3,7 +3,7 @@
 import logging
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import httpx
@@ -44,15 +44,22 @@ class Replies:
     their calls are sent again. Fetched one by one, the unreadable reply is known to be its site's.
     """
 
-    def __init__(self, grid: Grid, one_by_one: bool = False, seconds: float = math.inf):
+    def __init__(
+        self,
+        grid: Grid,
+        one_by_one: bool = False,
+        seconds: float = math.inf,
+        limit: Callable[[Any], None] = lambda note: None,
+    ):
         """Nothing is fetched yet.
 
         Args:
             grid: Flower's grid.
             one_by_one: whether replies are fetched one by one from the beginning.
             seconds: after which no further reply is fetched, one by one, until the next call.
+            limit: called before replies are fetched, with the note about the call, or None if they are several.
         """
-        self.grid, self.one_by_one, self.seconds = grid, one_by_one, seconds
+        self.grid, self.one_by_one, self.seconds, self.limit = grid, one_by_one, seconds, limit
 
     def pulled(self, pending: dict[str, Any]) -> Iterator[tuple[Any, FlowerMessage | Lost | Unreadable]]:
         """The replies that are there, each with the note about its call.
@@ -61,6 +68,7 @@ class Replies:
             pending: by message, a note about the call; calls with a reply are removed.
         """
         if not self.one_by_one and pending:
+            self.limit(None)
             try:
                 found = [(r.metadata.reply_to_message_id, r) for r in self.grid.pull_messages(list(pending))]
             except Exception as error:
@@ -78,6 +86,7 @@ class Replies:
                     return
                 if message not in pending:  # a reply before it was all that was wanted
                     continue
+                self.limit(pending[message])
                 pending[message] = pending.pop(message)  # the next call begins with those that were not fetched now
                 if (reply := self._one(message)) is not None and (note := pending.pop(message, None)) is not None:
                     yield note, reply

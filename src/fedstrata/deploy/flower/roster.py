@@ -14,6 +14,7 @@ from fedstrata.base.few_lines import FewLines
 from fedstrata.base.text import LONGEST_NAME, listed, one_line
 from fedstrata.deploy.data_summary import DataSummary
 from fedstrata.deploy.flower.client_app import CALL, new_token, record
+from fedstrata.deploy.flower.patches import limited_pulls
 from fedstrata.deploy.flower.pulling import Lost, Replies, Unreadable, content_of
 from fedstrata.deploy.link import described
 
@@ -23,6 +24,9 @@ AGAIN = 15.0  # seconds until the summary of a node without a valid one is reque
 LONGEST = 8  # times as long at most
 AT_ONCE = 100  # nodes that are asked in one go
 BUDGET = 2.0  # seconds of a poll for summaries, and at most one more upload: strangers may never end theirs
+WAIT = 1.0  # seconds for which a summary may be uploaded while it is read; doubled each time that it was lost,
+LONGEST_WAIT = 15.0  # up to this
+SUMMARY = 2**16  # bytes of a summary's arrays: it has none
 PROGRESS = 60.0  # seconds between two log lines about sites that are awaited
 LONGEST_LINE = 500  # characters
 LAST = 3  # messages to a node whose replies are still read
@@ -68,7 +72,7 @@ class Roster:
             check: raises an error for summaries that do not fit the run's problem, or one another.
         """
         self.grid, self.replies, self.marks, self.check = grid, Replies(grid), dict(marks or {}), check
-        self.summaries_of_nodes = Replies(grid, one_by_one=True, seconds=BUDGET)
+        self.summaries_of_nodes = Replies(grid, one_by_one=True, seconds=BUDGET, limit=self._limit)
         self.begun = {summary.site: summary for summary in begun}  # empty: the run has not begun
         self.names = frozenset(self.begun) or None  # of the run's sites; None: any
         self.nodes: dict[str, int] = {}  # by site name
@@ -101,8 +105,14 @@ class Roster:
             if missing():
                 self._ask(present)
         if missing():
+            # Those first that have lost the fewest: whoever never ends an upload keeps the others waiting only once.
+            lost = lambda item: self._known[item[1][0]].lost
+            self._pending = dict(sorted(self._pending.items(), key=lost))
             for (number, token), reply in self.summaries_of_nodes.pulled(self._pending):
                 self._read(number, token, reply)
+
+    def _limit(self, asked: tuple[int, str]) -> None:
+        limited_pulls(SUMMARY, min(WAIT * 2 ** min(self._known[asked[0]].lost, 10), LONGEST_WAIT))
 
     def _forget(self, present: set[int]) -> None:
         """Forget the nodes that have gone. A name that only they had is free again, until the run has begun."""
@@ -147,6 +157,8 @@ class Roster:
             if not isinstance(survey, str) or not isinstance(mark, str) or not 0 < len(mark) <= LONGEST_NAME:
                 raise ValueError("a reply without a data summary and a mark")
             summary = DataSummary.decode(survey)
+            if not summary.key:  # no site has none, and all without one would count as one
+                raise ValueError("a data summary without a key")
             if self.names is not None and summary.site not in self.names:
                 raise ValueError(f"{summary.site!r} is not one of the run's sites")
             if not self._refuse(number, summary, mark):

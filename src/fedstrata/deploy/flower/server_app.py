@@ -10,18 +10,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
-import jax
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from flwr.supercore.task_identity import TaskIdentity
 
+from fedstrata.base.memory import machine_memory
 from fedstrata.base.text import listed
 from fedstrata.deploy.agreement import Agreement
 from fedstrata.deploy.data_summary import DataSummary, versions
 from fedstrata.deploy.flower.client_app import code_of
 from fedstrata.deploy.flower.deployment import Deployment, agree_on, resolve, settings_of
 from fedstrata.deploy.flower.grid_link import grid_link
-from fedstrata.deploy.flower.patches import SERVER_APP, bounded_messages, short_pulls
+from fedstrata.deploy.flower.patches import limited_pulls
 from fedstrata.deploy.flower.roster import Roster
 from fedstrata.deploy.flower.run_lock import only_server, reported, write_status
 from fedstrata.deploy.flower.sites_file import FILE, REMEDY, Begun, Program
@@ -35,6 +35,7 @@ from fedstrata.engine.saving import keep_model
 UPLOAD = 15.0  # seconds after which a reply with missing parts counts as lost,
 SLOWEST = 1e5  # plus its bytes divided by this rate in bytes per second
 ENDING = 10.0  # seconds that the server app of a SuperLink that was killed may take to end
+ROW = 16  # bytes of a row's score and label in a reply, at most
 MOST = 2**31 - 1  # rounds or evaluations
 ATTEMPTS = 3  # at a round without a quorum or with numbers that are not finite, before the server gives up
 
@@ -94,16 +95,16 @@ def serve(
         begun.program.check(mine, folder, new_code)
     elif store.rounds():
         raise CheckpointError(f"{folder / FILE} is missing, and the run has begun; {REMEDY}")
-    bounded_messages(SERVER_APP)
-    longest = deployment.deadline / 4  # a site that never finishes its upload must not keep the others' from being read
-    short_pulls(min(UPLOAD, longest))  # also of data summaries
     roster, summaries = _connected(deployment, grid, begun, run, program)
     agreement = agree_on(deployment, run, summaries)
     names = tuple(summary.site for summary in summaries)
     terms = Terms(run, tuple(summaries), program, deployment.rounds, deployment.evaluations)
     link = grid_link(roster, names, deployment.deadline, terms)
     Begun(summaries, {summary.site: roster.marks[summary.site] for summary in summaries}, mine).write(folder / FILE)
-    short_pulls(min(UPLOAD + sum(a.nbytes for a in jax.tree.leaves(agreement.x0)) / SLOWEST, longest))
+    most = _largest_reply(agreement, deployment.scores)
+    # A site that never finishes its upload must not keep the others' from being read.
+    longest = min(UPLOAD + most / SLOWEST, deployment.deadline / 4)
+    roster.replies.limit = lambda call: limited_pulls(most, longest)
     every = deployment.evaluate_every or deployment.rounds
     with _appended(folder / "reports.jsonl") as reports:
         server = Server(agreement, names, link, quorum=deployment.quorum)
@@ -114,7 +115,11 @@ def serve(
         _spent(server)  # fails now, and not after the last round, if the accounting package is missing
         status.write(now.round if now else 0)
         if now is None:
-            now = _with_retries(server.begin)
+            try:
+                now = _with_retries(server.begin)
+            except (QuorumError, DivergedError):
+                (folder / FILE).unlink()  # nothing is lost, and a site that was wrong about itself may be corrected
+                raise
             server.save(store, now)
         while now.round < deployment.rounds:
             now = _with_retries(partial(server.round, now))
@@ -191,13 +196,19 @@ def _connected(
 
 def _check_memory(agreement: Agreement, summaries: Sequence[DataSummary]) -> None:
     """Refuse rows for which the server would need most of its memory: a site may claim any number of them."""
-    need, here = agreement.state_bytes(), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    need, here = agreement.state_bytes(), machine_memory()
     if need > here // 2:
         rows, site = max((max(summary.counts.values()), summary.site) for summary in summaries)
         raise ValueError(
             f"the state of the run would take {need / 1e9:,.1f} GB of memory here, and this machine has "
             f"{here / 1e9:,.1f} GB; {site} reports {rows:,} rows. If that is right, choose a (smaller) pool_size"
         )
+
+
+def _largest_reply(agreement: Agreement, scores: Sequence[str]) -> int:
+    """The most bytes of arrays in a reply: of an exchange, or of an evaluation in which rows send their scores."""
+    rows = sum(max(agreement.rows[split]) for split in scores)
+    return agreement.largest("up") + ROW * rows
 
 
 def _compare_versions(summaries: Sequence[DataSummary]) -> None:

@@ -20,8 +20,9 @@ from fedstrata.base.errors import StateError
 from fedstrata.deploy.flower import patches
 from fedstrata.deploy.flower.fork_server import TOKEN
 from fedstrata.deploy.flower.run_lock import held, is_held, private
+from fedstrata.deploy.policy import Policy
 from fedstrata.deploy.server_clock import ServerClock
-from fedstrata.deploy.state_files import write_text
+from fedstrata.deploy.state_files import DamagedFile, write_text
 
 LOCK, WORKER = "site.lock", "worker.lock"  # of the SuperNode and of the worker, in the site's state folder
 SETTINGS, SECRET = "settings.toml", "superexec.secret"  # what Flower reads there: the site's settings, and a key
@@ -128,6 +129,14 @@ def start_superexec(folder: Path, arguments: list[str]) -> None:
     subprocess.Popen([sys.executable, "-m", "fedstrata.deploy.flower.supernode", SUPEREXEC, *words])
 
 
+def longest_call() -> int:
+    """The most bytes of a call by this site's policy; the default if that is damaged: then the worker refuses all."""
+    folder, policy = os.environ.get(STATE), None
+    with contextlib.suppress(DamagedFile):
+        policy = Policy.kept_in(Path(folder)) if folder else None
+    return (policy or Policy()).call_bytes
+
+
 def run_superexec() -> None:
     """Run Flower's SuperExec with the arguments of this process."""
     from flwr.supercore.cli import flower_superexec
@@ -161,7 +170,7 @@ def main() -> None:
         patches.persistent_activation(clock)
         patches.persistent_connections()
         patches.only_runs_of_server_apps()
-        patches.bounded_messages(patches.SUPERNODE)
+        patches.bounded_messages(patches.SUPERNODE, longest_call())
         sys.argv[0] = "flower-supernode"
         try:
             flower_supernode()
