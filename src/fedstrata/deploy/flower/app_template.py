@@ -43,6 +43,7 @@ sites_at_least = {least} # a run of fewer sites is refused: the others could com
 # parameters = 0 # different calls that are answered; 0: as many as the run needs, and a quarter more
 # fields = ["means"] # that may leave: those merged by a mean; name others, which the server sees one by one
 # bytes = 1_000_000_000 # that may leave
+# call_bytes = 256_000_000 # of one call
 # noise_at_least = 0.0 # that this site adds to its replies, in clips: the app needs fs.Privacy(…, where="sites")
 """
 
