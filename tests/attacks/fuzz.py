@@ -31,6 +31,8 @@ def _listed(item: str, times: int) -> str:
 
 
 # Raw JSON that tries to take much time or memory. The first ones are within the limits of a header.
+# As many arrays as a message may have, with shapes as long as fit, and a text of digits that could be a number.
+MANY = "[" + "".join(f'["{i}","int8",[0,1,1,1,1,1,1]],' for i in range(4_990)) + f'["{"1" * 20}","int8",[0]]]'
 FLOODS = (
     _listed("1", 99_000),
     _listed("[]", 99_000),
@@ -38,12 +40,13 @@ FLOODS = (
     _listed('"' + "x" * 8 + '"', 90_000),
     _listed("9" * 19, 50_000),
     _listed("1,1,1,1,1,1,1,1", 12_000),
-    "[" + ",".join(f'["{i}","int8",[0]]' for i in range(9_990)) + "]",
-    "[" + ",".join(f'["{i}","int8",[0,1,1,1,1,1]]' for i in range(9_990)) + "]",
+    "[" + ",".join(f'["{i}","int8",[0]]' for i in range(4_990)) + "]",
+    "[" + ",".join(f'["{i}","int8",[0,1,1,1,1,1]]' for i in range(4_990)) + "]",
     "[" + ",".join(f'["{i}","int8",[{",".join(["1"] * 32)}]]' for i in range(2_900)) + "]",
     "{" + ",".join(f'"{i}":[]' for i in range(99_000)) + "}",
     "{" + ",".join(f'"{i}":[1]' for i in range(60_000)) + "}",
     "{" + ",".join(f'"{i}":[1,2,3,4]' for i in range(19_900)) + "}",
+    "{" + ",".join(f'"{i}":[{",".join(["1"] * 100)}]' for i in range(990)) + "}",
     '"' + "x" * 1_000_000 + '"',
     '"' + r"\\" * 500_000 + '"',
     '"' + r"\ud83d\ude00" * 80_000 + '"',

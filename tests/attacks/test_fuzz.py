@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import process_memory
 import pytest
 from cases import CASES, START, task_of
-from fuzz import FLOODS, Parts, joined, mutated
+from fuzz import FLOODS, MANY, Parts, joined, mutated
 
 from fedstrata.deploy.data_summary import DataSummary
 from fedstrata.deploy.evaluation.request import Request
@@ -214,7 +214,10 @@ def test_mutated_messages_are_refused_or_read_within_time_and_memory(part, capsy
 @pytest.mark.slow
 @pytest.mark.parametrize("flood", range(len(FLOODS)), ids=lambda i: FLOODS[i][:12])
 def test_floods_in_every_part_of_a_header(flood):
-    """Each flood as the inner header, as the outer one, and in the place of every value of a call with pools."""
+    """Each flood as the inner header, as the outer one, and in the place of every value of a call with pools.
+
+    Also in the outer header beside an inner one that is as large as allowed: limits of each add up in a message.
+    """
     target = next(t for t in targets() if t.name.startswith("FedX2") and "call" in t.name)
     parts, worst = Parts.of(target.data), Worst()
     (outer, about), (inner, fields) = parts.headers
@@ -223,7 +226,7 @@ def test_floods_in_every_part_of_a_header(flood):
     forged.append(joined([(outer, text(about)), (inner, piece)], parts.rest))
     for key in about:
         changed = text({**about, key: "@"}).replace(b'"@"', piece)
-        forged.append(joined([(outer, changed), (inner, text(fields))], parts.rest))
+        forged += [joined([(outer, changed), (inner, other)], parts.rest) for other in (text(fields), MANY.encode())]
     for place in range(3):
         changed = text([[*fields[0][:place], "@", *fields[0][place + 1 :]], *fields[1:]]).replace(b'"@"', piece)
         forged.append(joined([(outer, text(about)), (inner, changed)], parts.rest))

@@ -185,7 +185,7 @@ def test_a_flood_is_refused_before_any_work(what):
 
 
 def test_the_largest_messages_within_the_limits_travel():
-    many = {f"{i:0>40}": np.zeros((), np.int8) for i in range(10_000)}
+    many = {f"{i:0>40}": np.zeros((), np.int8) for i in range(5_000)}
     assert list(decode(encode(many))) == list(many)
     odd = {"é" * 512: np.zeros((1,) * 32), "empty": np.zeros((0, 2**20, 2**8))}
     assert {n: a.shape for n, a in decode(encode(odd)).items()} == {n: a.shape for n, a in odd.items()}
@@ -194,7 +194,7 @@ def test_the_largest_messages_within_the_limits_travel():
 @pytest.mark.parametrize(
     ("arrays", "words"),
     [
-        ({str(i): np.zeros(()) for i in range(10_001)}, "10,001 arrays, and at most 10,000 are allowed"),
+        ({str(i): np.zeros(()) for i in range(5_001)}, "5,001 arrays, and at most 5,000 are allowed"),
         ({"x" * 513: np.zeros(())}, "name of at most 512 characters"),
         ({"x": np.zeros((1,) * 33)}, "at most 32 dimensions"),
         ({"x": np.broadcast_to(np.zeros(()), (2**28,))}, "bytes, and at most 2,147,483,648 are allowed"),

@@ -21,7 +21,7 @@ from fedstrata.engine.codec import DTYPES
 Shapes = dict[str, tuple[str, list[int]]]  # by column: dtype and shape of one example
 
 # Limits on a summary that another party sent. They are far above what a site needs.
-MOST_SPLITS, MOST_COLUMNS, MOST_DIMENSIONS = 64, 4096, 16
+MOST_SPLITS, MOST_COLUMNS, MOST_DIMENSIONS = 64, 1024, 16
 LARGEST_EXAMPLE = 2**31  # bytes
 
 

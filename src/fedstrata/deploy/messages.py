@@ -31,6 +31,7 @@ from fedstrata.engine.codec import (
 
 MAGIC = b"FSL1"
 PROOF = "proof"  # the entry of a call's header with its proof
+KEYS = 1000  # of the header, in which few pools have the writers of many rows
 WHOLE = 2**31  # above the size of every number in a header
 BEGIN, START = 0, 1  # the exchanges of round −1, which prepares round 0
 EVALUATE = -2  # an exchange that changes no state; its round is the number of finished rounds
@@ -81,7 +82,7 @@ class Message(NamedTuple):
         """
         header = {"run": self.run, "site": self.site, "stage": self.stage, "after": self.after, "pools": self.pools}
         _checked(header)
-        start = header_bytes(MAGIC, header)
+        start = header_bytes(MAGIC, header, keys=KEYS)
         return start + encode(self.arrays, BYTES - len(start))
 
     @classmethod
@@ -94,7 +95,7 @@ class Message(NamedTuple):
         Raises:
             ValueError: the bytes are malformed, or a limit is exceeded.
         """
-        header, end = read_header(data, MAGIC, objects=2)
+        header, end = read_header(data, MAGIC, objects=2, keys=KEYS)
         run, site, stage, after, pools = _checked(header)
         return cls(run, stage, site, decode(memoryview(data)[end:], BYTES - end), after, pools)
 

@@ -1,7 +1,7 @@
 """Messages: named arrays as bytes. A short JSON header, then the raw little-endian arrays. Nothing is unpickled.
 
 Both sides check the limits below: the sender before anything leaves, and the receiver before any work on the content.
-The header is JSON within the limits of `strict_json`: 1 MiB, 100,000 values, 20,000 keys, 19 digits in a number.
+The header is JSON within the limits of `strict_json`: 1 MiB, 100,000 values, 19 digits in a number.
 """
 
 import json
@@ -19,7 +19,7 @@ from fedstrata.base.text import one_line
 from fedstrata.core.memory import Pool
 
 MAGIC = b"FSM1"
-FIELDS = 10_000  # arrays in a message
+FIELDS = 5_000  # arrays in a message
 DIMENSIONS = 32  # of an array; numpy allows 64
 NAME = 512  # characters in the name of an array
 BYTES = 2**31  # of a message: 2 GiB, which is also the limit of Flower's transport
@@ -90,19 +90,20 @@ def encode(arrays: Mapping[str, np.ndarray], most: int = BYTES) -> bytes:
     return b"".join([text, *(np.ascontiguousarray(array).tobytes() for array in little)])
 
 
-def header_bytes(magic: bytes, header: Any) -> bytes:
+def header_bytes(magic: bytes, header: Any, **limits: int) -> bytes:
     """The first bytes of a message: four letters, the header's length, the header as JSON.
 
     Args:
         magic: the letters.
         header: of the message.
+        limits: those of `strict_json.check`.
 
     Raises:
         ValueError: a receiver would refuse the header.
     """
     text = json.dumps(header, separators=(",", ":")).encode()
     try:
-        strict_json.check(text)
+        strict_json.check(text, **limits)
     except ValueError as error:
         raise ValueError(
             f"message: its header would be refused: {error}; send fewer arrays, or shorter names"
@@ -110,13 +111,13 @@ def header_bytes(magic: bytes, header: Any) -> bytes:
     return b"".join([magic, struct.pack("<I", len(text)), text])
 
 
-def read_header(message: bytes | memoryview, magic: bytes, objects: int = 0) -> tuple[Any, int]:
+def read_header(message: bytes | memoryview, magic: bytes, **limits: int) -> tuple[Any, int]:
     """The header of a message, and the position of the first byte after it.
 
     Args:
         message: in bytes.
         magic: its first four letters.
-        objects: the most JSON objects in the header.
+        limits: those of `strict_json.loads`.
 
     Raises:
         ValueError: the header is malformed, or beyond a limit.
@@ -130,7 +131,7 @@ def read_header(message: bytes | memoryview, magic: bytes, objects: int = 0) -> 
             f"{strict_json.LONGEST:,} are allowed)"
         )
     try:
-        return strict_json.loads(bytes(message[8 : 8 + length]), objects), 8 + length
+        return strict_json.loads(bytes(message[8 : 8 + length]), **limits), 8 + length
     except ValueError as error:
         raise ValueError(f"message: unreadable header ({one_line(error)})") from None
 
