@@ -128,6 +128,25 @@ def test_wrong_values_are_refused(wrong, why):
         Privacy(**wrong)
 
 
+@pytest.mark.parametrize("number", [1, np.float32(1.0), np.int64(1)])
+def test_numbers_of_any_kind_are_the_same_setting(number):
+    assert repr(Privacy(number, number)) == repr(Privacy(1.0, 1.0))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "clip", "noise"),
+    [(jnp.float32, 1e30, 1.0), (jnp.float32, 1e10, 1e10), (jnp.float16, 1e5, 1.0), (jnp.bfloat16, 1e20, 0.0)],
+)
+def test_a_clip_that_the_numbers_cannot_hold_is_refused_before_the_run(dtype, clip, noise):
+    """Otherwise every round fails, and each attempt counts as a release."""
+    problem = fs.Average(lambda w, example: (w - example["x"].astype(dtype)) @ (w - example["x"].astype(dtype)))
+    federation = fs.Federation.from_clients([{"x": np.ones((4, 3), np.float32)}] * 3)
+    with pytest.raises(ValueError, match=r"with which .* cannot compute; use less, or scale the parameters"):
+        fs.run(
+            problem, fs.FedAvg(0.1, 1), federation, params=jnp.zeros(3, dtype), privacy=Privacy(clip, noise), rounds=1
+        )
+
+
 def check(name, **options):
     algorithm = CASES[name].algorithm
     return Privacy(1.0, 1.0, **options).check(algorithm, task_of(algorithm).problem)

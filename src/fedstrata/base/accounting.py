@@ -29,8 +29,9 @@ def epsilon(noise: float, exchanges: int, delta: float) -> float:
         ) from error
     if exchanges == 0 or noise == 0:
         return math.inf if exchanges else 0.0
-    if exchanges * beyond_the_cut(1 / noise) > delta / 1000:  # the sampler is no Gaussian at this δ
+    if (beyond := exchanges * beyond_the_cut(1 / noise)) > delta / 1000:  # the sampler is no Gaussian at this δ
         return math.inf
+    delta -= beyond
     gaussian = dp_accounting.GaussianDpEvent(noise)
     by_renyi = float(rdp.RdpAccountant().compose(gaussian, exchanges).get_epsilon(delta))
     # The loss is a Gaussian of mean μ²/2 and deviation μ. At a fixed interval its table would grow without limit.

@@ -46,8 +46,8 @@ class Grid(NamedTuple):
         if math.sqrt(size) > grid.bound / 40:
             raise ValueError(
                 f"Privacy: rounding {size} numbers to integers would use up more than 5 % of the clip, since the sum "
-                f"of {clients} clients with noise={noise:g} must fit 32 bits; use less noise, a smaller cohort, or a "
-                "smaller model"
+                f"of {clients} clients with noise={noise:g} must fit 32 bits; use less noise, "
+                f"{'a smaller cohort, ' if clients > 1 else ''}or a smaller model"
             )
         return grid
 

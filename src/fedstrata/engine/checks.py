@@ -1,6 +1,7 @@
 """Checks before compilation, for simulation and deployment. Each message names the argument and the remedy."""
 
 import dataclasses
+import math
 import warnings
 
 import jax
@@ -96,6 +97,14 @@ def check_grid(context: RoundContext, template: PlacedState) -> None:
     """The integers of a private run must be able to hold what its clients send; `template` may have shapes only."""
     if context.privacy is None:
         return
+    size = context.privacy.clip * max(1.0, 8 * context.privacy.noise)
+    for dtype in {a.dtype for a in jax.tree.leaves(template) if jnp.issubdtype(a.dtype, jnp.floating)}:
+        most = float(jnp.finfo(dtype).max)
+        if size > (math.sqrt(most) if most > 1e30 else most):  # squares are needed, in half precision of wider numbers
+            raise ValueError(
+                f"Privacy: with clip={context.privacy.clip:g} and noise={context.privacy.noise:g} values of about "
+                f"{size:.1e} occur, with which {dtype} cannot compute; use less, or scale the parameters"
+            )
     started = dataclasses.replace(context, template=template)
     for exchange in context.exchanges:
         started.grid(exchange.sends)
@@ -114,7 +123,7 @@ def check_counts(problem: Problem, federation: Federation, rule: Sampler) -> Non
                 f"the clients' own rows out with federation.hold_out({name!r})"
             )
         counts = np.asarray(federation[name].counts)
-        if problem.may_lack and counts.max() > 0:
+        if problem.may_lack and (counts.max() > 0 or clients == 1):  # one: a site that is checked before others come
             counts = np.where(counts > 0, counts, np.iinfo(np.int32).max)  # clients without rows draw none
         if counts.min() < 1:
             empty = federation.names[int(counts.argmin())]

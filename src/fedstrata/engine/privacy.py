@@ -21,8 +21,8 @@ way, and the guarantee also holds against the server. The mean then has the vari
 
 **A secure sum** shows the merge only the mean. Its q = rint((mean − reference) / γ) moves by at most B if clients clip
 to (B − 2 √d) γ / w_max = clip (1 − 2 √d / B): rounding two neighbours adds √d, and √d is left for the resolution of the
-sum (half a step of the grid for each number). All clients clip to that, so that a run is the same with and without one.
-Here the bound relies on the clients: the merge cannot shorten what it does not see.
+sum and for its rounding in 64 bits (half a step of the grid for each number). All clients clip to that, so that a run
+is the same with and without one. Here the bound relies on the clients: the merge cannot shorten what it does not see.
 
 **The reference** of a field is the value that the server sent last in this round. Before that, and always for a
 `Reported` field, it is the template (the start value of `init_server`). In a round of one exchange it is the round's
@@ -41,6 +41,7 @@ clients' weights and the shapes of data count as public. Not covered: accepted r
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, Literal, NamedTuple, get_args
 
 import jax
@@ -84,9 +85,10 @@ class Privacy:
 
     def __post_init__(self) -> None:
         for name, value, low in (("clip", self.clip, "> 0"), ("noise", self.noise, ">= 0")):
-            number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+            number = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
             if not number or value < 0 or (value == 0 and low == "> 0"):
                 raise ValueError(f"Privacy: {name}={value!r} must be a finite number {low}")
+            object.__setattr__(self, name, float(value))
         if not 1e-30 <= self.clip <= 1e30:  # beyond, steps of the grid are no numbers of float32
             raise ValueError(f"Privacy: clip={self.clip!r} must be between 1e-30 and 1e30; scale the parameters")
         if self.noise > 1e30:
