@@ -25,7 +25,7 @@ from attacked_runs import (
     served,
     solution,
 )
-from cases import CASES
+from cases import CASES, START, task_of
 from deployments import simulated
 from grids import NAME, SITES, deployment
 
@@ -33,6 +33,7 @@ import fedstrata as fs
 from fedstrata.deploy import server
 from fedstrata.deploy.flower import server_app
 from fedstrata.deploy.flower.client_app import opened
+from fedstrata.deploy.in_process import in_process_run
 from fedstrata.deploy.magnitudes import check_magnitudes, largest, no_longer_finite
 from fedstrata.deploy.messages import Message, NotFinite
 from fedstrata.deploy.server import DivergedError, QuorumError
@@ -151,6 +152,19 @@ def test_a_state_that_all_sites_break_alike_ends_the_run_with_their_numbers(larg
     assert not (tmp_path / "out" / "solution.npz").exists()
 
 
+@pytest.mark.parametrize(("where", "shown"), [("server", False), ("sites", True)])
+def test_sizes_of_replies_that_have_no_noise_yet_do_not_get_out(monkeypatch, where, shown):
+    """With noise of the sites, what they send may be known to all."""
+    monkeypatch.setattr(server, "no_longer_finite", lambda before, after: "x")
+    task = task_of(CASES["FedAvg"].algorithm)
+    private = {"privacy": fs.Privacy(1.0, 2.0, where=where), "params": START}
+    found, _, _ = in_process_run(task.problem, CASES["FedAvg"].algorithm, task.federation, **private)
+    begun = found.begin()
+    with pytest.raises(DivergedError, match="x of the merged state is not finite") as error:
+        found.round(begun)
+    assert ("sites sent values" in str(error.value)) == shown
+
+
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, ml_dtypes.bfloat16])
 def test_sizes_are_found_in_every_precision(dtype):
     array = np.array([[1.0, -3.0], [2.0, 0.5]], dtype)
@@ -188,13 +202,17 @@ task = task_of(algorithm)
 own = DataSummary.of("site-0", task.federation.select([0]))
 agree("", task.problem, algorithm, [own], params=START, batch_size=3)
 before = peak()
-agree("", task.problem, algorithm, [own._replace(counts={"train": ROWS})], params=START, batch_size=3)
+many = own._replace(counts={"train": ROWS})
+agree("", task.problem, algorithm, [many], params=START, batch_size=3)
+wide = many._replace(shapes={"train": {**own.shapes["train"], "wide": ("float64", [2**28])}})  # one row: 2 GB
+assert callable(task.problem.group)
+agree("", task.problem, algorithm, [wide], params=START, batch_size=3)
 print(peak() - before)
 """
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
-def test_a_summary_of_many_rows_takes_no_memory_where_groups_are_computed():
+def test_a_summary_of_many_or_wide_rows_takes_no_memory_where_groups_are_computed():
     """In a process of its own: an earlier test may have reached a higher peak than this one."""
     rows = 3 * 10**7
     path = os.pathsep.join([str(Path(cases.__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])

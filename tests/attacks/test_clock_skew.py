@@ -4,7 +4,7 @@ import importlib
 import logging
 import re
 import time
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from types import SimpleNamespace
 
@@ -13,12 +13,16 @@ import pytest
 
 pytest.importorskip("flwr", reason="flwr is not installed")
 
+import flwr.app.message.message as times
+from flwr.app import Message, RecordDict
 from flwr.proto.fleet_pb2 import ActivateNodeRequest
+from flwr.server.utils.validator import validate_message
 from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes
+from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.routers.fleet import node_auth
 
 from fedstrata.deploy.flower import patches
-from fedstrata.deploy.server_clock import ServerClock, why_rejected
+from fedstrata.deploy.server_clock import LARGEST, ServerClock, why_rejected
 
 OFFSETS = [-7200, -600, -310, -60, 60, 600, 7200]
 
@@ -78,6 +82,21 @@ def test_a_wrong_clock_is_corrected_at_once_and_stays_corrected(signer, keys, se
     assert request(signer, server, keys) == 200
     refused = seconds > 5 or seconds < -305
     assert server.statuses == ([401, 200, 200] if refused else [200, 200])
+
+
+@pytest.mark.parametrize("seconds", [-LARGEST, -600, 0, 600, LARGEST])
+def test_flower_accepts_the_replies_of_a_clock_that_is_corrected(monkeypatch, seconds):
+    """A reply has the site's time and what is left of its call's time to live; at twelve hours nothing is left."""
+    for name in ("_run_id", "_node_id", "_task_id"):
+        monkeypatch.setattr(TaskIdentity, name, 1)
+    call = Message(RecordDict(), 5, "query")
+    call.metadata.__dict__["_message_id"] = "1"
+    real = times.now
+    monkeypatch.setattr(times, "now", lambda: real() + timedelta(seconds=seconds))
+    reply = Message(RecordDict(), reply_to=call)
+    monkeypatch.setattr(times, "now", real)
+    reply.metadata.__dict__ |= {"_message_id": "2", "_dst_node_id": 1}
+    assert validate_message(reply, is_reply_message=True) == []
 
 
 def test_a_clock_that_jumps_during_a_run_is_followed(signer, keys):

@@ -85,14 +85,15 @@ def test_a_damaged_list_of_sites_is_refused_by_its_name(begun, expected, how):
     assert begun.finishes(expected)
 
 
-def test_without_any_file_of_the_run_a_server_with_other_settings_is_refused_by_the_sites(begun):
-    """It cannot compare them, and they can."""
+@pytest.mark.parametrize("step_size", [0.1, 0.2])
+def test_without_any_file_of_the_run_a_server_is_refused_by_the_sites(begun, step_size):
+    """It would begin anew; with the same settings or others, which it cannot compare."""
     shutil.rmtree(out(begun))
-    begun.changes = {"algorithm": dataclasses.replace(CASES[NAME].algorithm, step_size=0.2), "deadline": 0.5}
+    begun.changes = {"algorithm": dataclasses.replace(CASES[NAME].algorithm, step_size=step_size), "deadline": 0.5}
     begun.restart()
     with pytest.raises(QuorumError):
         begun.serve()
-    assert "SCAFFOLD.step_size: saved 0.1, now 0.2" in missing(out(begun))[-1, "site-0"]
+    assert "the server's folder of the run is another one" in missing(out(begun))[-1, "site-0"]
 
 
 @pytest.mark.parametrize("how", [how for how in DAMAGES if how != "a folder"])

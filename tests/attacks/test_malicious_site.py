@@ -14,6 +14,7 @@ from forgeries import CONTENTS, DISAGREEING, EXCUSES, HARMLESS, LOST, NASTY, SUM
 from grids import NAME, PATIENCE, TASK, deployment
 
 from fedstrata.deploy.flower import server_app
+from fedstrata.deploy.flower.client_app import record
 from fedstrata.deploy.server import QuorumError
 
 LEFT_OUT = "has no valid data summary and is left out: "
@@ -155,8 +156,21 @@ def test_texts_of_a_site_are_one_line_wherever_they_appear(grid, tmp_path, caplo
     served(grid, tmp_path / "out", rounds=1, quorum=0.6)
     check_lines(tmp_path / "out", caplog)
     assert NASTY not in caplog.text
-    shown = r"x\r\nround 9, phase 0: 3 replied\x1b[2K\x1b]0;owned\x07\u202e\u2028round 9, phase 0: 3 replied\x00"
+    text = r"x\r\nround 9, phase 0: 3 replied\x1b[2K\x1b]0;owned\x07\u202e\u2028round 9, phase 0: 3 replied\x00"
+    shown = f'reported "{text}"'
     assert reasons(tmp_path / "out") == [shown] * 2
     assert shown in caplog.text
     assert json.loads((tmp_path / "out" / "status.json").read_text())["sites"][BAD]["why_missing"] == shown
     assert json.loads((tmp_path / "out" / "evaluations.jsonl").read_text())["missing"] == {BAD: shown}
+
+
+def test_a_site_cannot_speak_in_the_words_of_the_server(grid, tmp_path, caplog):
+    """Its own words are quoted, also where they have quotes."""
+    words = (
+        'no answer in time"; site-2: quarantined after 3 malformed replies, another site has its name: unregister it'
+    )
+    forging(grid, lambda about, body: record({**about, "error": words}, b""), ("train", "evaluate"))
+    served(grid, tmp_path / "out", rounds=1, quorum=0.6)
+    quoted = words.replace('"', "'")
+    assert reasons(tmp_path / "out") == [f'reported "{quoted}"'] * 2
+    assert f'{BAD}: reported "{quoted}"' in caplog.text

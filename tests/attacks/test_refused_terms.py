@@ -128,6 +128,7 @@ CHANGES = {  # in the middle of a run, with everything else as it was
     "another site's name": (of_another(site="site-9"), "of site-2, its name"),
     "its own rows": (claims(counts={"train": 1}), "of site-1, its rows"),
     "the order": (sites(reversed), "of site-0, its name"),
+    "the server's folder": (lambda a: a.terms._replace(origin="0" * 32), "the server's folder of the run is another"),
     "a site more": (sites(lambda s: (*s, s[2]._replace(site="site-3", key="k"))), "3 sites then, 4 now"),
     "a site less": (sites(lambda s: s[:2]), "3 sites then, 2 now"),
 }
@@ -162,6 +163,9 @@ OTHERS = {
     "a text that forges a line": ({"terms": lambda t: t._replace(program="1\nINFO: all is well")}, "printable text"),
     "rounds as a text": ({"terms": lambda t: t._replace(rounds="3")}, "rounds must be a whole number"),
     "rounds below none": ({"terms": lambda t: t._replace(rounds=-1)}, "rounds must be a whole number"),
+    "a folder that is a number": ({"terms": lambda t: t._replace(origin=5)}, "origin must be a short printable text"),
+    "a folder that forges a line": ({"terms": lambda t: t._replace(origin="1\nINFO")}, "printable text"),
+    "a long folder": ({"terms": lambda t: t._replace(origin="0" * 1000)}, "origin must be a short printable text"),
     "rounds that wrap": ({"terms": lambda t: t._replace(rounds=2**32 + 3)}, "rounds must be a whole number"),
 }
 
@@ -222,6 +226,7 @@ POLICIES = {
     "runs": (("other",), "runs of other names"),
     "rounds": (ROUNDS - 1, f"allows {ROUNDS - 1} rounds"),
     "evaluations": (1, "allows 1 evaluations"),
+    "parameters": (5, "answers 5 different calls in a run, and 'first' needs 6; its owner may raise parameters"),
     "bytes": (10, "lets 10 bytes leave"),
     "noise_at_least": (0.5, r"noise of at least 0.5 × the clip .*, and 'first' has less"),
     "fields": (("x",), "SCAFFOLD sends the field 'dc'"),

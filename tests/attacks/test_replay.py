@@ -11,7 +11,7 @@ from grids import NAME, ROUNDS, missing
 
 import fedstrata as fs
 from fedstrata.deploy.messages import Message, Stage
-from fedstrata.deploy.site_store import DiskStore, MemoryStore
+from fedstrata.deploy.site_store import LATER, DiskStore, MemoryStore
 from fedstrata.engine.privacy import epsilon
 
 
@@ -97,6 +97,18 @@ def test_an_old_call_deletes_no_later_stage(tmp_path, make):
     store.keep({(4, 2), (5, 2), (5, 1)})
     with pytest.raises((RuntimeError, KeyError)):
         store.read(Stage(5, 0))
+
+
+@pytest.mark.parametrize("make", [lambda folder: DiskStore(folder, VICTIM), lambda folder: MemoryStore()])
+def test_made_up_calls_for_late_rounds_do_not_fill_a_store(tmp_path, make):
+    """Each comes after the beginning and before the last; the last few stay, and one that the run continues from."""
+    store = make(tmp_path)
+    store.write(Stage(-1, 0), {"x": np.zeros(1)})
+    for round in range(200, 0, -1):
+        store.write(Stage(round, 0), {"x": np.full(1, round)})
+        store.keep({(-1, 0), (round, 0), (round, -1)})
+    stored = sorted(store.stored) if isinstance(store, MemoryStore) else store.stages()
+    assert stored == [(-1, 0), (1, 0), *((round, 0) for round in range(201 - LATER, 201))]
 
 
 def test_an_old_stage_after_later_ones_is_refused(attacker, begun, worked, expected):

@@ -121,6 +121,7 @@ def test_what_is_claimed_of_other_sites_does_not_change_what_a_site_averages(att
 def test_a_site_with_a_new_row_does_not_reveal_it_in_the_run_that_has_begun(attacker, tmp_path, worked):
     """The mean before and after would give it away; the site comes back with one row more."""
     attacker.sends(begin_call())
+    attacker.sends(CALL)
     worked.clear()
     attacker.victim()[0].close()
     more = averaging(np.concatenate([ROWS, [[1.0, 2.0, 3.0]]]))

@@ -81,7 +81,7 @@ class Attacker:
     def of(cls, begun):
         """The attacker of a run that has begun."""
         kept = json.loads((begun.folder / "out" / RUN / "sites.json").read_text())
-        terms = Terms(RUN, tuple(DataSummary.checked(row) for row in kept["surveys"]), "1", ROUNDS, 2)
+        terms = Terms(RUN, tuple(DataSummary.checked(row) for row in kept["surveys"]), "1", ROUNDS, 2, kept["origin"])
         victim = lambda: next(found for found in begun.grid.nodes.values() if found[1]["site"] == VICTIM)
         return cls(terms, victim, kept["marks"][VICTIM])
 

@@ -1,5 +1,6 @@
 """The guard of a site: it compares every call with the site's data, its policy and its log before anything runs."""
 
+import hashlib
 import math
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import numpy as np
 
 from fedstrata.base.memory import machine_memory
 from fedstrata.core.placement import field_of, part, placements
+from fedstrata.data.federation import Federation
 from fedstrata.deploy.agreement import Agreement
 from fedstrata.deploy.data_summary import DataSummary
 from fedstrata.deploy.journal import Journal, digest
@@ -18,6 +20,7 @@ from fedstrata.deploy.terms import Terms, count_keys
 from fedstrata.engine import initialise
 from fedstrata.engine.context import RoundContext
 from fedstrata.engine.ledger import ledger_of, nbytes
+from fedstrata.problems.base import Problem
 
 SPARE = 1.25  # times the calls that a run needs: rounds may be repeated after a failure
 MOST_REPEATS = 10  # answers to the same call, on average
@@ -34,7 +37,7 @@ class Guard:
             log: the site's.
         """
         self.policy, self.log, self.journal = policy, log, Journal(log)
-        self.refused: dict[tuple[str, int], int] = {}  # by run and exchange: the bytes of a reply that was too large
+        self.too_large: dict[tuple, int] = {}  # by run and kind of call: the bytes of a reply that did not leave
 
     def set_policy(self, kept: Policy | None, folder: Path) -> bool:
         """Hold to this policy from now on, and write it down; returns whether it is another one than before.
@@ -109,6 +112,11 @@ class Guard:
             site: this site's name.
         """
         policy, context, size = self.policy, agreement.context, _bytes_of(agreement, terms.rounds)
+        if 0 < policy.parameters < (calls := _calls(terms, context)):
+            raise Refused(
+                f"{site} answers {policy.parameters} different calls in a run, and {terms.run!r} needs {calls}; its "
+                "owner may raise parameters"
+            )
         if (call := agreement.largest("down")) > policy.call_bytes:
             raise Refused(
                 f"{site} receives calls of at most {policy.call_bytes:,} bytes, and {terms.run!r} may need "
@@ -147,6 +155,22 @@ class Guard:
                     f"allow; its owner may add {field!r} to fields"
                 )
 
+    def check_parts(self, problem: Problem, data: Federation, site: str) -> None:
+        """Refuse a run with means over a few rows of this site: those of one of its groups.
+
+        Args:
+            problem: what is minimised.
+            data: of this site.
+            site: its name.
+        """
+        least = self.policy.rows_at_least
+        for split, sizes in problem.parts(data).items():
+            if np.any((sizes > 0) & (sizes < least)):
+                raise Refused(
+                    f"{site} has fewer than {least} rows of a group in split {split!r}, and a mean over few rows "
+                    "reveals them; leave such groups out, or its owner may lower rows_at_least"
+                )
+
     def check(self, terms: Terms, context: RoundContext, call: Message, kept: bool = False) -> None:
         """Refuse a call beyond the run's terms or this site's policy.
 
@@ -157,30 +181,31 @@ class Guard:
             kept: whether the reply to this call is still there, so that it is sent again without any work.
         """
         site, policy, done = self.log.site, self.policy, self.journal.answered(terms.run)
+        evaluates = call.stage.exchange == EVALUATE
         for name, array in call.arrays.items():
             if array.dtype.kind not in "biu" and not np.all(np.isfinite(array)):
                 raise Refused(f"{site}: {name} has values that are not finite; a run that diverges needs smaller steps")
-        if call.stage.round >= (terms.rounds + (call.stage.exchange == EVALUATE)):
+        if call.stage.round >= terms.rounds + evaluates:
             raise Refused(
                 f"{site}: run {terms.run!r} has {terms.rounds} rounds by its terms, and this call is for round "
                 f"{call.stage.round}; a longer run needs new terms"
             )
-        allowed, private = policy.parameters or _needed(terms, context), context.privacy
-        noisy = private is not None and private.where == "sites"
+        allowed, private = self._allowed(terms, context), context.privacy
+        noisy = private is not None and private.where == "sites" and not evaluates  # to which no noise is added
         new = digest(call) not in done.calls or (noisy and not kept)
         if new and (found := max(len(done.calls), len(done.replies) if noisy else 0)) >= allowed:
             raise Refused(
                 f"{site} has answered {found} different calls in run {terms.run!r}, and its policy allows {allowed}; "
                 "its owner may raise parameters"
             )
-        if new and call.stage.exchange == EVALUATE:
+        if new and evaluates:
             found = len(done.evaluations)
             if found >= policy.evaluations:
                 raise Refused(
                     f"{site} has answered {found} evaluations in run {terms.run!r}, as many as its policy allows; its "
                     "owner may raise evaluations"
                 )
-            if found >= math.ceil(SPARE * terms.evaluations) + MOST_REPEATS:  # a run that is extended has one more
+            if found >= math.ceil(SPARE * terms.evaluations) + MOST_REPEATS + self._extended(terms.run):
                 raise Refused(
                     f"{site} has answered {found} evaluations in run {terms.run!r}, whose terms have "
                     f"{terms.evaluations}; more of them need new terms"
@@ -191,24 +216,52 @@ class Guard:
                 "raise parameters"
             )
         # Again when the reply is known. Where its size varies, what was too large before is not computed once more.
-        least = max(_least_bytes(context, call.stage), self.refused.get((terms.run, call.stage.exchange), 0))
-        self.check_bytes(terms.run, call.stage, least)
+        self._check_bytes(terms.run, max(_least_bytes(context, call.stage), self.too_large.get(_kind(call), 0)))
 
-    def check_bytes(self, run: str, stage: Stage, size: int) -> None:
-        """Refuse to let so many bytes leave if the policy allows fewer in the run.
+    def check_reply(self, terms: Terms, context: RoundContext, call: Message, sent: bytes) -> None:
+        """Refuse to let a reply leave: it is too large, or the same calls have had too many different replies.
 
         Args:
-            run: its name.
-            stage: of the call.
-            size: of the reply.
+            terms: of the run.
+            context: of the run, at its start point.
+            call: the server's message.
+            sent: the reply in bytes.
         """
+        done, allowed = self.journal.answered(terms.run), self._allowed(terms, context)
+        if len(done.replies) >= allowed and hashlib.sha256(sent).hexdigest() not in done.replies:
+            raise Refused(
+                f"{self.log.site} has sent {len(done.replies)} different replies in run {terms.run!r}, and its policy "
+                f"allows {allowed}; its owner may raise parameters"
+            )
+        try:
+            self._check_bytes(terms.run, len(sent))
+        except Refused:
+            self.too_large[_kind(call)] = len(sent)
+            raise
+
+    def _allowed(self, terms: Terms, context: RoundContext) -> int:
+        """The different calls that are answered in a run, and the different replies to them."""
+        needed = math.ceil(SPARE * _calls(terms, context)) + MOST_REPEATS
+        return self.policy.parameters or needed + self._extended(terms.run)
+
+    def _extended(self, run: str) -> int:
+        """How often a run was extended: each time, it has one more evaluation than by its terms."""
+        return self.journal.counts.get(("extended", run), 0)
+
+    def _check_bytes(self, run: str, size: int) -> None:
+        """Refuse to let so many bytes leave if the policy allows fewer in the run."""
         done, limit = self.journal.answered(run), self.policy.bytes
         if done.bytes + size > limit:
-            self.refused[run, stage.exchange] = size
             raise Refused(
                 f"{self.log.site} has sent {done.bytes:,} bytes in run {run!r}, and with this reply it would be more "
                 f"than the {limit:,} that its policy allows; its owner may raise bytes"
             )
+
+
+def _kind(call: Message) -> tuple:
+    """What the size of a reply depends on: the run, the exchange, and whether rows are requested in an evaluation."""
+    rows = call.arrays.get("scores")
+    return call.run, min(call.stage.round, 0), call.stage.exchange, rows is not None and rows.size > 0
 
 
 def _batch_bytes(agreement: Agreement) -> int:
@@ -226,10 +279,11 @@ def _sent_fields(agreement: Agreement) -> set[str]:
     return sent | {field_of(path) for path in (*initialise.sent_at_start(started), *twice)}
 
 
-def _needed(terms: Terms, context: RoundContext) -> int:
-    """The different calls that a run of these terms may need, with some to spare."""
+def _calls(terms: Terms, context: RoundContext) -> int:
+    """The different calls that a run of these terms needs, at most."""
     per_round = sum(exchange.repeat for exchange in context.exchanges)
-    return math.ceil(SPARE * (2 + terms.rounds * per_round + terms.evaluations)) + MOST_REPEATS
+    begins = 1 + initialise.starts_twice(context.algorithm)
+    return begins + terms.rounds * per_round + terms.evaluations
 
 
 def _least_bytes(context: RoundContext, stage: Stage) -> int:

@@ -26,6 +26,10 @@ class Answered(NamedTuple):
     answers: int = 0  # repeated ones included
     bytes: int = 0
 
+    def has_numbers(self) -> bool:
+        """Whether anything but empty replies before the first round has left."""
+        return bool(self.fields or self.evaluations)
+
 
 class Journal:
     """Writes the lines of a site's log, and counts what they say."""
@@ -138,6 +142,8 @@ class Journal:
             self.policy = line
         elif kind == "terms":
             self.agreed[line["run"]] = line
+            kind = "extended" if self.answered(line["run"]).has_numbers() else "begun"
+            self.counts[kind, line["run"]] = self.counts.get((kind, line["run"]), 0) + 1
         elif kind == "answer":
             done = self.runs.setdefault(line["run"], Answered(set(), set(), set(), {}))
             done.calls.add(line["call"])

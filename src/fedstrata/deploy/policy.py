@@ -12,7 +12,7 @@ from fedstrata.deploy import state_files
 MEANS = "means"  # in `fields`: all fields that are merged by a mean
 ANY = "*"  # in `fields`: all that the method sends, rows included
 FILE = "policy.json"  # in a site's state folder, written when the site starts
-CALLS = "as many different calls as it needs, and a quarter more,"
+CALLS = "as many different calls as it needs, a quarter more, and ten,"
 REMEDY = "start the site again (`fedstrata deploy site`), which writes it from the site's own file"
 
 
@@ -30,7 +30,7 @@ class Policy(NamedTuple):
     rows_at_most: int = 10_000_000  # that another site may report: memory is reserved here for as many
     rounds: int = 1000
     evaluations: int = 100
-    parameters: int = 0  # different calls that are answered; 0: as many as the run needs, and a quarter more
+    parameters: int = 0  # different calls that are answered; 0: as many as the run needs, a quarter more, and ten
     fields: tuple[str, ...] = (MEANS,)  # that may leave: those merged by a mean, and others by name
     bytes: int = 1_000_000_000  # that may leave
     call_bytes: int = 256_000_000  # of one call, for which memory is reserved here
@@ -116,8 +116,8 @@ class Policy(NamedTuple):
             f"if this site has at least {self.rows_at_least} rows of every split, or none",
             f"for at most {self.rounds:,} rounds and {self.evaluations:,} evaluations in a run",
             f"answers {calls} in a run",
-            f"may leave this site: {' and '.join(leaves) or 'nothing'}, {self.bytes / 1e6:,.0f} MB in a run",
-            f"receives calls of at most {self.call_bytes / 1e6:,.0f} MB",
+            f"may leave this site: {' and '.join(leaves) or 'nothing'}, {self.bytes / 1e6:,g} MB in a run",
+            f"receives calls of at most {self.call_bytes / 1e6:,g} MB",
             f"noise that this site adds to its replies: {noise}",
         ]
 

@@ -175,11 +175,14 @@ class Server:
         """Refuse a state that is not finite, and quarantine the site whose numbers stand out, if there is one."""
         if not (name := no_longer_finite(before, after)):
             return
-        # Under a secure sum, what sites send tells no size.
-        seen = {} if self.secure else sent
+        privacy = self.context.privacy
+        # Under a secure sum, what sites send tells no size. With noise of the server, the merge bounds what a site
+        # adds, and sizes of single replies must not get out.
+        hidden = self.secure is not None or (privacy is not None and privacy.noise > 0 and privacy.where == "server")
+        seen = {} if hidden else sent
         sizes = sorted(((largest(fields), i) for i, fields in seen.items()), reverse=True)
         worst = listed([f"{self.names[i]} up to {size:.1e}" for size, i in sizes], 3)
-        if len(sizes) > 1 and sizes[0][0] > OUTLIER * sizes[1][0]:
+        if len(sizes) > 2 and sizes[0][0] > OUTLIER * sizes[1][0]:  # of two, nobody can tell which one is wrong
             self.caller.quarantine(
                 self.names[sizes[0][1]], f"because the merged state is not finite; sites sent: {worst}"
             )

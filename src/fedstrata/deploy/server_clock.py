@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 
 CLOSE = 3.0  # seconds by which a site's clock may differ from the server's without being corrected
-LARGEST = 86400.0  # seconds by which it is corrected at most; certificates are valid from a day before they are made
+LARGEST = 39600.0  # seconds by which it is corrected at most: Flower drops replies from a clock twelve hours ahead
 
 log = logging.getLogger("fedstrata")
 

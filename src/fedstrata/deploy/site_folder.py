@@ -11,14 +11,16 @@ from typing import Any
 from fedstrata.core.fingerprint import differences
 from fedstrata.deploy import state_files
 from fedstrata.deploy.journal import Journal
+from fedstrata.deploy.messages import BEGIN
 from fedstrata.deploy.policy import Refused
-from fedstrata.deploy.site_store import run_folder
+from fedstrata.deploy.site_store import DiskStore, run_folder
 from fedstrata.deploy.state_files import DamagedFile, content_hash, read_text, write_text
 from fedstrata.deploy.terms import Terms
 
 TERMS, SETTINGS = "terms.json", "settings.json"  # of a run, in its folder
 MARK, SECRET = "mark", "secret"  # of the site
 SIZES = {MARK: 16, SECRET: 32}  # bytes, written as hexadecimal digits
+MOST_ATTEMPTS = 100  # to begin a run: each is a line of the log
 LOST = "restore it from a copy, or let the site begin anew with an empty state folder"
 
 
@@ -139,6 +141,10 @@ class RunRecord:
             )
         if kept is None:
             return proposed
+        if not self.has_answered():  # a server whose first attempt failed may begin again
+            if proposed != kept and self.journal.counts.get(("begun", run), 0) >= MOST_ATTEMPTS:
+                raise Refused(f"{site}: run {run!r} has begun {MOST_ATTEMPTS} times, without a round; start a new run")
+            return proposed
         if changed := _changed(kept, proposed):
             raise Refused(
                 f"{site}: the terms of run {run!r} have changed since it began here: {changed}; start a new run"
@@ -146,19 +152,23 @@ class RunRecord:
         most = {name: max(getattr(kept, name), getattr(proposed, name)) for name in ("rounds", "evaluations")}
         return proposed._replace(**most)
 
-    def check_settings(self, now: Mapping[str, Any], begun: bool) -> None:
+    def has_answered(self) -> bool:
+        """Whether anything but empty replies has left in this run, or anything has been computed for its rounds."""
+        later = (stage > (-1, BEGIN) for stage in DiskStore(self.home, self.site).stages())
+        return self.journal.answered(self.run).has_numbers() or any(later)
+
+    def check_settings(self, now: Mapping[str, Any]) -> None:
         """Refuse to continue a run with other settings: new code may change no problem, algorithm or option.
 
         Args:
             now: the settings of the app.
-            begun: whether the run has begun.
 
         Raises:
             Refused: they have changed, with the differences.
             DamagedFile: they have changed, and the file that tells how is lost.
         """
         known = None if self.logged is None else self.logged.get("settings")
-        if not begun or known == content_hash(now):
+        if known == content_hash(now) or not self.has_answered():
             return
         path, remedy = self.home / SETTINGS, "restore it from a copy, or start a new run"
         saved = state_files.read_json(path, remedy)
@@ -188,6 +198,8 @@ class RunRecord:
 
 
 def _changed(kept: Terms, proposed: Terms) -> str:
+    if kept.origin != proposed.origin:
+        return "the server's folder of the run is another one: two servers have runs of this name, or it was lost"
     if len(kept.sites) != len(proposed.sites):
         return f"{len(kept.sites)} sites then, {len(proposed.sites)} now"
     for then, now in zip(kept.sites, proposed.sites, strict=True):

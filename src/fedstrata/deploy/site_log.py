@@ -112,14 +112,19 @@ def line_hash(line: Mapping[str, Any]) -> str:
     return hashlib.sha256(_text({k: v for k, v in line.items() if k != "hash"})).hexdigest()
 
 
-def broken(path: Path) -> str:
-    """What is wrong with a log, in words, with the number of the first bad line; empty if its chain is whole.
+def lines_of(path: Path) -> Iterator[dict[str, Any]]:
+    """The lines of a log that another process may write; a SiteLogError at the first bad one.
 
     A last line without an end is being written, or a crash cut it short: the site's next start deals with it.
     """
+    data = path.read_bytes()
+    return _checked(data[: data.rfind(b"\n") + 1], path, path.parent.name)
+
+
+def broken(path: Path) -> str:
+    """What is wrong with a log, in words, with the number of the first bad line; empty if its chain is whole."""
     try:
-        data = path.read_bytes()
-        for _ in _checked(data[: data.rfind(b"\n") + 1], path, path.parent.name):
+        for _ in lines_of(path):
             pass
     except (SiteLogError, OSError) as error:
         return str(error)

@@ -16,6 +16,7 @@ from fedstrata.deploy.state_files import DamagedFile, read_bytes
 from fedstrata.engine.codec import decode, encode
 
 REMEDY = "restore it from a copy, or start a new run"
+LATER = 4  # stages that stay after the one that was answered; the run continues from up to three of them
 MOST = 2**40  # bytes of a stage: 1 TiB. A site's memory of its rows never travels, and may be larger than a message
 
 
@@ -33,7 +34,8 @@ class SiteStore(Protocol):
     def keep(self, stages: set[tuple[int, int]]) -> None:
         """Delete all other stages before the last of these, given as (round, exchange).
 
-        Later ones stay: they are there if an old call was received again.
+        The last few later ones stay: they are there if an old call was received again. A server that makes up calls for
+        late rounds cannot fill the store.
         """
         ...
 
@@ -94,11 +96,10 @@ class DiskStore:
             ) from error
 
     def keep(self, stages: set[tuple[int, int]]) -> None:
-        """Delete the files of all other stages before the last of these."""
-        for stage in set(self.stages()) - stages:
-            if stage < max(stages):
-                with contextlib.suppress(OSError):  # what is no file is reported when it is read
-                    self._path(*stage).unlink()
+        """Delete the files of all other stages, but for the last few later ones."""
+        for stage in _superfluous(self.stages(), stages):
+            with contextlib.suppress(OSError):  # what is no file is reported when it is read
+                self._path(*stage).unlink()
 
     def _path(self, round: int, exchange: int) -> Path:
         return self.folder / f"{round}_{exchange}.state"
@@ -119,8 +120,15 @@ class MemoryStore:
         self.stored[stage[:2]] = encode(arrays, MOST)
 
     def keep(self, stages: set[tuple[int, int]]) -> None:
-        """Delete all other stages before the last of these."""
-        self.stored = {at: data for at, data in self.stored.items() if at in stages or at > max(stages)}
+        """Delete all other stages, but for the last few later ones."""
+        for stage in _superfluous(sorted(self.stored), stages):
+            del self.stored[stage]
+
+
+def _superfluous(stored: list[tuple[int, int]], kept: set[tuple[int, int]]) -> set[tuple[int, int]]:
+    """The stages to delete, of those that are stored, in their order."""
+    later = [stage for stage in stored if stage > max(kept)]
+    return set(stored) - kept - set(later[-LATER:])
 
 
 def run_folder(run: str) -> str:

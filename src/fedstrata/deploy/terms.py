@@ -20,6 +20,7 @@ class Terms(NamedTuple):
     program: str  # a hash of the app's code
     rounds: int  # a later server may extend the run: sites accept more, within their policy
     evaluations: int  # likewise
+    origin: str = ""  # a random text of the folder in which the server keeps the run: another folder is another run
 
     def encode(self) -> str:
         """The terms as JSON, with all entries in their order; a ValueError if sites would refuse them as too long.
@@ -33,7 +34,7 @@ class Terms(NamedTuple):
             raise ValueError(f"the terms of run {self.run!r} with its {len(self.sites)} sites: {error}") from None
 
     def digest(self) -> str:
-        """A hash of what may not change in a run: its name, its sites and its code."""
+        """A hash of what may not change in a run: its name, its sites, its code and the server's folder of it."""
         fixed = self._replace(rounds=0, evaluations=0)
         return hashlib.sha256(fixed.encode().encode()).hexdigest()
 
@@ -56,9 +57,10 @@ class Terms(NamedTuple):
             if not isinstance(found[name], int) or isinstance(found[name], bool) or not 0 <= found[name] < 2**31:
                 raise ValueError(f"the terms of a run: {name} must be a whole number ≥ 0")
         check_name(found["run"])
-        program = found["program"]
-        if not isinstance(program, str) or len(program) > LONGEST_NAME or not program.isprintable():
-            raise ValueError("the terms of a run: program must be a short printable text")
+        for name in ("program", "origin"):
+            text = found[name]
+            if not isinstance(text, str) or len(text) > LONGEST_NAME or not text.isprintable():
+                raise ValueError(f"the terms of a run: {name} must be a short printable text")
         if not isinstance(found["sites"], list) or not 1 <= len(found["sites"]) <= MOST_SITES:
             raise ValueError(f"the terms of a run must list 1 to {MOST_SITES} sites")
         return cls(**{**found, "sites": tuple(DataSummary.checked(row) for row in found["sites"])})

@@ -248,6 +248,14 @@ class Problem(eqx.Module):
         """
         return self
 
+    def parts(self, federation: Any) -> Mapping[str, Any]:
+        """By split, the numbers of rows of its parts whose means an algorithm may send one by one: groups.
+
+        Args:
+            federation: the data; the problem is bound to them, or to others with the same columns.
+        """
+        return {}
+
     def unseen(self) -> Any:
         """This problem for a server that has only sizes and shapes of the data: `bind` then reads no values."""
         return self

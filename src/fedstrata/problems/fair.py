@@ -277,6 +277,9 @@ class Fair(LossProblem):
             groups.check_decisions(model_of(self), x, federation)
         groups.warn_of_missing(self.group, count, federation)
 
+    def parts(self, federation: Any) -> dict[str, Any]:
+        return groups.sizes(self.group, self.group_count, federation)
+
     def unseen(self) -> "Fair":
         if self.groups is None:
             raise ValueError("Fair: give groups=, their number: without data they cannot be counted")

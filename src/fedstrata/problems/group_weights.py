@@ -58,6 +58,10 @@ class GroupWeights(Bilevel):
                     "groups, leave the client out with federation.select, or give allow_missing=True"
                 )
 
+    def parts(self, federation: Any) -> dict[str, Any]:
+        assert self.fair is not None
+        return self.fair.parts(federation)
+
 
 class GroupWeightedLoss(eqx.Module):
     """The lower objective: a weight times the loss, plus the l2 term.

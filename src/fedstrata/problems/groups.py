@@ -23,11 +23,12 @@ class GroupWarning(UserWarning):
 def codes(group: GroupOf, split: Any, where: str) -> np.ndarray:
     """The group of every row of a split; raises for a column that does not hold groups."""
     if not isinstance(group, str):
-        rows = max((len(a) for a in jax.tree.leaves(split.examples)), default=0)
-        same = rows > 1 and all(np.ndim(a) and not np.asarray(a).strides[0] for a in jax.tree.leaves(split.examples))
-        some = (lambda a: jnp.asarray(a[:1])) if same else jnp.asarray  # placeholders of rows take no memory
-        values = np.asarray(jax.vmap(group)(jax.tree.map(some, split.examples)))
-        values = np.broadcast_to(values, (rows, *values.shape[1:])) if same else values
+        columns = jax.tree.leaves(split.examples)
+        if columns and all(np.ndim(a) and not any(np.asarray(a).strides) for a in columns):
+            found = jax.eval_shape(jax.vmap(group), split.examples)  # placeholders take no memory, and have no values
+            values = np.broadcast_to(np.zeros((), found.dtype), found.shape)
+        else:
+            values = np.asarray(jax.vmap(group)(jax.tree.map(jnp.asarray, split.examples)))
     elif not isinstance(split.examples, Mapping) or group not in split.examples:
         raise unknown(
             f"column of groups ({where})", group, split.examples if isinstance(split.examples, Mapping) else ()
@@ -59,6 +60,18 @@ def count(group: GroupOf, given: int | None, federation: Any) -> int:
                 f"Fair, split {name!r}: {owner} has group {numbers[wrong[0]]}, but groups run from 0 to {total - 1}"
             )
     return total
+
+
+def sizes(group: GroupOf, total: int, federation: Any) -> dict[str, np.ndarray]:
+    """By split, the number of rows of every group.
+
+    Args:
+        group: the column of the groups, or a function of one example.
+        total: how many groups there are.
+        federation: the data.
+    """
+    found = {name: codes(group, split, f"Fair, split {name!r}") for name, split in federation.splits.items()}
+    return {name: np.bincount(every, minlength=total) for name, every in found.items()}
 
 
 def check_decisions(model: Callable[..., Any], x: Vector, federation: Any) -> None:

@@ -1,18 +1,20 @@
 """A site without rows of one split takes part in a run over a grid in this process, and over Flower."""
 
 import json
+import textwrap
 
 import numpy as np
 import pytest
 
 pytest.importorskip("flwr", reason="flwr is not installed")
 
-from cases import CASES
+from cases import CASES, task_of
 from deployments import OPTIONS, federation, finished, programs_or_skip, simulated, started, write_app
 from grids import NAME, ROUNDS, SITES, TASK, Grid, deployment, hurry, missing, solution
 
 import fedstrata as fs
 from fedstrata.deploy.flower import server_app
+from fedstrata.deploy.policy import Policy
 
 __all__ = ["hurry"]  # a fixture
 
@@ -38,6 +40,48 @@ def test_a_site_without_rows_of_a_split_takes_part_and_is_not_counted_there(tmp_
         worker.close()
 
 
+RANKED = "CODASCA"  # draws from the splits "positives" and "negatives"
+LABELS = """
+    import numpy as np
+
+    shards = [task.federation["train"].shard(i) for i in range(3)]
+    shards[1]["label"] = np.ones_like(shards[1]["label"])
+    found = fs.Federation.from_clients(shards).by_label(label="label")
+"""
+FEW = Policy(rows_at_least=1, parameters=1000, fields=("*",))
+
+
+def ranked():
+    """Three sites; the second has no negatives."""
+    given = {"task": task_of(CASES[RANKED].algorithm), "fs": fs}
+    exec(textwrap.dedent(LABELS), given)
+    assert list(given["found"]["negatives"].counts > 0) == [True, False, True]
+    return given["found"]
+
+
+def simulated_ranks(problem):
+    algorithm = CASES[RANKED].algorithm
+    found = fs.run(problem, algorithm, ranked(), rounds=ROUNDS, seeds=[5], stationarity=False, **OPTIONS)
+    return found.solution()
+
+
+def test_a_site_with_one_kind_of_labels_takes_part_in_a_pairwise_run(tmp_path, hurry):
+    """The site alone, and the server before other sites have come, see a split without any rows."""
+    problem, whole, grid = task_of(CASES[RANKED].algorithm).problem, ranked(), Grid()
+    load = lambda settings: whole.select([settings["number"]])
+    made = deployment(problem=problem, algorithm=CASES[RANKED].algorithm, load=load)
+    for number in range(SITES):
+        folder = tmp_path / f"site-{number}"
+        folder.mkdir()
+        FEW.keep_in(folder)
+        grid.join(folder, number, made=made)
+    server_app.serve(made, grid, "first", tmp_path / "out")
+    assert missing(tmp_path / "out") == {}
+    np.testing.assert_allclose(solution(tmp_path / "out"), simulated_ranks(problem), rtol=1e-12)
+    for worker in grid.workers.values():
+        worker.close()
+
+
 @pytest.mark.slow
 def test_a_site_without_rows_of_a_split_takes_part_over_real_flower(tmp_path):
     programs_or_skip()
@@ -53,3 +97,15 @@ def test_a_site_without_rows_of_a_split_takes_part_over_real_flower(tmp_path):
     np.testing.assert_allclose(found, simulated(NAME, ROUNDS).solution(), rtol=1e-12)
     row = json.loads((tmp_path / "out" / "first" / "evaluations.jsonl").read_text().splitlines()[-1])
     assert [row["rows"][f"site-{i}"]["test"] for i in range(SITES)] == [5, 0, 5]
+
+
+@pytest.mark.slow
+def test_a_site_with_one_kind_of_labels_takes_part_in_a_pairwise_run_over_real_flower(tmp_path):
+    programs_or_skip()
+    app = write_app(tmp_path, "rankedapp", RANKED, ROUNDS)
+    task = app / "rankedapp" / "task.py"
+    load = LABELS + '    return found.select([settings["number"]])\n'
+    task.write_text(task.read_text().replace("    return data_of(task, settings)\n", load))
+    with federation(tmp_path, app, policy=FEW) as flower:
+        found = finished(started(flower, tmp_path / "out"), tmp_path / "out" / "first")
+    np.testing.assert_allclose(found, simulated_ranks(task_of(CASES[RANKED].algorithm).problem), rtol=1e-12)

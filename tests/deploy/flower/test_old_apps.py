@@ -108,7 +108,7 @@ def test_names_on_the_wire_are_those_of_the_format(tmp_path, monkeypatch):
     assert row[:3] == ["Ulm", {"train": 5}, {"train": {"x": ["float64", [3]]}}]
     assert about["mark"] == (tmp_path / "mark").read_text()
     (tmp_path / "policy.json").write_text('{"sites_at_least": 1}')
-    terms = {"run": "first", "sites": [row], "program": "1", "rounds": 1, "evaluations": 1}
+    terms = {"run": "first", "sites": [row], "program": "1", "rounds": 1, "evaluations": 1, "origin": "0f"}
     header = {"terms": json.dumps(terms)}
     header["proof"] = proof(about["mark"], header, call.encode())
     request = {"kind": "query.begin0", "settings": {"site": "Ulm"}, "about": header}
@@ -117,4 +117,4 @@ def test_names_on_the_wire_are_those_of_the_format(tmp_path, monkeypatch):
     assert (tmp_path / "runs" / "first" / "-1_0.state").exists()
     reply = SimpleNamespace(has_content=lambda: True, content=record({"error": "no data", "call": "12"}, b""))
     assert opened(reply.content) == ({"error": "no data", "call": "12"}, b"")
-    assert grid_link._reply(reply, "12") == "no data"
+    assert grid_link._reply(reply, "12") == 'reported "no data"'

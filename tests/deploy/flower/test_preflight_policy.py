@@ -10,9 +10,11 @@ pytest.importorskip("flwr", reason="flwr is not installed")
 from deployments import write_app
 
 from fedstrata.cli.main import main
+from fedstrata.deploy import site_log
 from fedstrata.deploy.flower.config import SiteConfig
 from fedstrata.deploy.flower.preflight import check
 from fedstrata.deploy.policy import Policy
+from fedstrata.deploy.site_log import SiteLog
 
 PACKAGES = (f"checked_{number}" for number in itertools.count())  # Python imports a package only once
 NOISY = 'fs.Privacy(clip=1.0, noise=0.5, where="sites")'
@@ -72,10 +74,13 @@ def test_every_limit_of_a_policy_is_shown_in_plain_words(tmp_path):
     [
         ("", "fields that are merged by a mean, 1,000 MB"),
         ("", "runs of any name, in at most 20"),
-        ("", "as many different calls as it needs, and a quarter more"),
+        ("", "as many different calls as it needs, a quarter more"),
         ("", "replies: none, unless the app sets it"),
         ('fields = ["*"]', "may leave this site: every field that the method sends"),
         ("fields = ['dx', 'dc']", "may leave this site: dx and dc,"),
+        ("bytes = 400_000", "merged by a mean, 0.4 MB in a run"),
+        ("bytes = 12_345", "merged by a mean, 0.012345 MB in a run"),
+        ("call_bytes = 2_500_000", "receives calls of at most 2.5 MB"),
     ],
 )
 def test_the_defaults_and_other_fields_are_shown_in_plain_words(tmp_path, policy, words):
@@ -111,6 +116,11 @@ REFUSED = {
         ("fields = ['dx', 'dc']", {}),
         "the field 'dc' (merged by a mean), which north does not allow; its owner may add 'dc' to fields",
     ),
+    "parameters": (
+        ("parameters = 22", {}),
+        ("parameters = 23", {}),
+        "answers 22 different calls in a run, and 'check' needs 23; its owner may raise parameters",
+    ),
     "bytes": (
         ("bytes = 100", {}),
         ("bytes = 100_000", {}),
@@ -138,6 +148,77 @@ def test_a_policy_that_would_refuse_the_app_is_a_mistake(tmp_path, what):
     assert words in found
     good, found = found_of(tmp_path, enough, **other)[1:]
     assert good, found
+
+
+def finding(tmp_path, what, policy="", change=lambda text: text, **app):
+    """What a check finds out in the end, with a change of the app's file."""
+    package = next(PACKAGES)
+    home = write_app(tmp_path, package, "SCAFFOLD", 2, **app)
+    task = home / package / "task.py"
+    task.write_text(change(task.read_text()))
+    site = SiteConfig.read(site_file(tmp_path, policy))
+    return next(one for one in check(site, home, f"{package}.task:deployment") if one.what == what)
+
+
+def logged(tmp_path, *runs):
+    """The site's state with the log of these runs."""
+    home = tmp_path / "state"
+    home.mkdir(mode=0o700, exist_ok=True)
+    log = SiteLog(home / site_log.FILE, "north")
+    for run in runs:
+        log.add("terms", run=run, message="0", wanted=[3, 1], settings="0")
+    log.close()
+    return home / site_log.FILE
+
+
+def test_a_group_of_few_rows_is_found_before_a_run(tmp_path):
+    """FedMinMax on groups by the sign of a column: no site has five rows of each."""
+    good, found = found_of(tmp_path, "fields = ['*']", name="FedMinMax")[1:]
+    assert not good
+    assert found.startswith("it would refuse this app: north has fewer than 5 rows of a group in split 'train'")
+    good, found = found_of(tmp_path, "fields = ['*']\nrows_at_least = 1", name="FedMinMax")[1:]
+    assert good, found
+
+
+@pytest.mark.parametrize("names", [("north", "east", "west"), ("east", "south", "west")])
+def test_an_app_that_names_other_sites_is_a_mistake(tmp_path, names):
+    named = lambda text: text + f"deployment = deployment._replace(sites={names!r})\n"
+    _, good, found = finding(tmp_path, "policy", change=named)
+    assert good == ("north" in names)
+    if not good:
+        assert found == "the app names the sites east, south, west, and this one is north"
+
+
+def test_a_site_that_has_taken_part_in_as_many_runs_as_it_may_is_told_so(tmp_path):
+    logged(tmp_path, "spring", "spring", "summer")
+    _, good, found = finding(tmp_path, "policy", "runs_at_most = 2")
+    assert not good
+    assert found == "it would refuse a new run: 2 have begun here; the site's owner may raise runs_at_most"
+    _, good, found = finding(tmp_path, "policy", "runs_at_most = 3")
+    assert good, found
+
+
+@pytest.mark.parametrize("how", ["a changed line", "a line left out", "noise", "none", "empty", "a line being written"])
+def test_a_damaged_log_is_found_before_a_run(tmp_path, how):
+    path = logged(tmp_path, "spring", "summer")
+    lines = path.read_bytes().splitlines(keepends=True)
+    changes = {
+        "a changed line": lines[0].replace(b"spring", b"winter") + lines[1],
+        "a line left out": lines[1],
+        "noise": b"\0\1\n",
+        "none": b"".join(lines),
+        "empty": b"",
+        "a line being written": b"".join(lines) + b'{"n":',
+    }
+    path.write_bytes(changes[how])
+    _, good, found = finding(tmp_path, "state")
+    assert good == (how in ("none", "empty", "a line being written")), found
+    assert ("its log is whole" if good else "line 1 of ") in found
+    assert good or "was changed, moved or left out; find out who did it" in found
+
+
+def test_a_site_without_a_log_has_a_good_state(tmp_path):
+    assert finding(tmp_path, "state")[1:] == (True, "writable, by its owner alone")
 
 
 def test_the_names_of_runs_are_not_compared(tmp_path):

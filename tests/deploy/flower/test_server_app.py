@@ -18,6 +18,7 @@ import fedstrata as fs
 from fedstrata.deploy.flower import server_app
 from fedstrata.deploy.flower.roster import Roster
 from fedstrata.deploy.server import QuorumError
+from fedstrata.engine.checkpoint import CheckpointError
 from fedstrata.engine.privacy import epsilon
 
 __all__ = ["grid", "hurry"]  # fixtures
@@ -84,6 +85,19 @@ def test_a_node_that_returns_with_another_number_is_the_same_site(grid, tmp_path
         return answer()
 
     grid.on_message = leave
+    server_app.serve(deployment(), grid, "first", tmp_path / "out")
+    np.testing.assert_allclose(solution(tmp_path / "out"), expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("sites", [SITES - 1, SITES + 1])
+def test_a_run_is_not_resumed_with_another_number_of_sites(grid, tmp_path, expected, sites):
+    """It has those with which it began, whoever else is connected."""
+    server_app.serve(deployment(rounds=1), grid, "first", tmp_path / "out")
+    grid.asked.clear()
+    why = rf"the run in .*out has {SITES} sites, and now {sites} are wanted"
+    with pytest.raises(CheckpointError, match=why):
+        server_app.serve(deployment(sites=sites), grid, "first", tmp_path / "out")
+    assert grid.asked == []
     server_app.serve(deployment(), grid, "first", tmp_path / "out")
     np.testing.assert_allclose(solution(tmp_path / "out"), expected, rtol=1e-12)
 

@@ -42,7 +42,7 @@ def written(tmp_path):
     """The file of a run of three sites."""
     summaries = [DataSummary.of(f"site-{i}", TASK.federation.select([i])) for i in range(SITES)]
     marks = {summary.site: "0" * 32 for summary in summaries}
-    Begun(summaries, marks, Program({"seed": 5}, {"jax": "0.1"}, "1")).write(tmp_path / "good.json")
+    Begun(summaries, marks, Program({"seed": 5}, {"jax": "0.1"}, "1"), "0" * 32).write(tmp_path / "good.json")
     return (tmp_path / "good.json").read_text()
 
 
@@ -76,6 +76,7 @@ DAMAGED = {
     "settings that are a list": changed(settings=[1]),
     "versions that are a text": changed(versions="x"),
     "code that is a number": changed(program=5),
+    "an origin that is a number": changed(origin=5),
 }  # fmt: skip
 
 
@@ -103,7 +104,7 @@ def test_a_run_resumes_once_its_file_of_sites_is_restored(grid, folder, expected
     np.testing.assert_allclose(solution(folder), expected, rtol=1e-12)
 
 
-@pytest.mark.parametrize("lacking", ["settings", "versions", "program", "marks", "surveys"])
+@pytest.mark.parametrize("lacking", ["settings", "versions", "program", "marks", "surveys", "origin"])
 def test_a_file_of_an_earlier_release_is_refused_with_what_it_lacks(lacking, written, tmp_path):
     (tmp_path / "sites.json").write_text(changed(**{lacking: None})(written))
     with pytest.raises(CheckpointError, match=rf"sites\.json has no {lacking}: an earlier release began this run; let"):
@@ -115,7 +116,9 @@ def test_the_file_of_the_first_release_is_refused(grid, folder):
     found = json.loads((folder / "sites.json").read_text())
     old = {"surveys": [row[:3] for row in found["surveys"]], "marks": found["marks"]}
     (folder / "sites.json").write_text(json.dumps(old))
-    with pytest.raises(CheckpointError, match="has no settings, versions, program: an earlier release began this run"):
+    with pytest.raises(
+        CheckpointError, match="has no origin, settings, versions, program: an earlier release began this run"
+    ):
         serve(grid, folder, 2)
 
 

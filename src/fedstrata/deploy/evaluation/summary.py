@@ -54,7 +54,9 @@ class Summary(NamedTuple):
         from rich.text import Text
 
         header, body = self._cells()
-        table = Table(title=f"after {self.round} rounds", caption="\n".join(self._notes()), caption_justify="left")
+        table = Table(
+            title=f"after {self.round} rounds", caption=Text("\n".join(self._notes())), caption_justify="left"
+        )
         for number, name in enumerate(header):
             table.add_column(Text(name), justify="right" if number else "left")
         for line in body:

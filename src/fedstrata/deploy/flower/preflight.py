@@ -26,6 +26,7 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_messa
 from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 
 from fedstrata import __version__
+from fedstrata.deploy import site_log
 from fedstrata.deploy.data_summary import DataSummary
 from fedstrata.deploy.flower import socket_frames
 from fedstrata.deploy.flower.approval import approved, fingerprint
@@ -35,7 +36,7 @@ from fedstrata.deploy.flower.keys import days_left
 from fedstrata.deploy.guard import Guard
 from fedstrata.deploy.policy import Refused
 from fedstrata.deploy.server_clock import LARGEST, ServerClock, why_rejected
-from fedstrata.deploy.site_log import SiteLog
+from fedstrata.deploy.site_log import SiteLog, SiteLogError
 from fedstrata.deploy.terms import Terms
 
 if TYPE_CHECKING:
@@ -97,6 +98,7 @@ class _Checks:
         self.site, self.app, self.where = site, app, where
         self.deployment: Deployment | None = None
         self.data: Federation | None = None
+        self.runs: set[str] = set()  # that have begun here, by its log
         self.state_bytes: int | None = None  # of a site's fields after one round
         self.reached, self.time = False, ServerClock()  # whether the server has responded, and its time
 
@@ -129,20 +131,35 @@ class _Checks:
         probe.write_bytes(b"")
         probe.unlink()
         socket_frames.address(folder)
-        return "writable, by its owner alone"
+        try:
+            lines = site_log.lines_of(folder / site_log.FILE) if (folder / site_log.FILE).exists() else ()
+            self.runs = {line["run"] for line in lines if line["kind"] == "terms"}
+        except SiteLogError as error:
+            raise Wrong(str(error)) from None
+        return "writable, by its owner alone" + ("; its log is whole" if lines else "")
 
     def policy(self) -> str:
         """In plain words; a mistake if it would refuse a run of this app."""
         policy = self.site.policy
         if self.deployment is not None and self.data is not None:
+            named = self.deployment.sites
             own = DataSummary.of(self.site.site, self.data, key="0")
+            if not isinstance(named, int) and own.site not in named:
+                raise Wrong(f"the app names the sites {', '.join(named)}, and this one is {own.site}")
+            if len(self.runs) >= policy.runs_at_most:
+                raise Wrong(
+                    f"it would refuse a new run: {len(self.runs)} have begun here; the site's owner may raise "
+                    "runs_at_most"
+                )
             others = [own._replace(site=f"another-{i}", key=str(i)) for i in range(1, self.deployment.site_count)]
             terms = Terms("check", (own, *others), "", self.deployment.rounds, self.deployment.evaluations)
             with TemporaryDirectory() as folder:
                 guard = Guard(policy._replace(runs=("*",)), SiteLog(Path(folder) / "log", own.site))
                 try:
                     guard.check_terms(terms, own)
-                    guard.check_agreement(terms, agree_on(self.deployment, "check", terms.sites), own.site)
+                    agreement = agree_on(self.deployment, "check", terms.sites)
+                    guard.check_agreement(terms, agreement, own.site)
+                    guard.check_parts(agreement.context.problem, self.data, own.site)
                 except Refused as error:
                     raise Wrong(f"it would refuse this app: {error}") from None
                 finally:
@@ -156,7 +173,10 @@ class _Checks:
         with contextlib.chdir(self.site.folder):
             deployment = resolve(self.where)
             data = deployment.load(self.site.node_config)
+            again = deployment.load(self.site.node_config)
         summary = checked_summary(deployment, self.site.site, data)
+        if data.fingerprint() != again.fingerprint():
+            raise Wrong("`load` gives other data each time, which a run refuses: let it draw with a fixed seed")
         self.deployment, self.data = deployment, data
         return ", ".join(f"{name}: {count} rows" for name, count in summary.counts.items())
 

@@ -22,6 +22,8 @@ LOST = {
     ErrorCode.CLIENT_APP_CRASHED,
 }
 
+LONGEST = 250  # characters of a site's own words
+
 log = logging.getLogger("fedstrata")
 
 
@@ -60,6 +62,7 @@ class Replies:
             limit: called before replies are fetched, with the note about the call, or None if they are several.
         """
         self.grid, self.one_by_one, self.seconds, self.limit = grid, one_by_one, seconds, limit
+        self.failed = 0  # how many fetches in one go have failed, one after the other
 
     def pulled(self, pending: dict[str, Any]) -> Iterator[tuple[Any, FlowerMessage | Lost | Unreadable]]:
         """The replies that are there, each with the note about its call.
@@ -71,9 +74,11 @@ class Replies:
             self.limit(None)
             try:
                 found = [(r.metadata.reply_to_message_id, r) for r in self.grid.pull_messages(list(pending))]
+                self.failed = 0
             except Exception as error:
-                found = []
-                self._suspect(f"{type(error).__name__}: {error}")
+                found, self.failed = [], self.failed + 1
+                if self.failed > 1 or not isinstance(error, httpx.HTTPError):  # once, the connection may be the reason
+                    self._suspect(f"{type(error).__name__}: {error}")
             if any(message not in pending for message, _ in found):
                 self._suspect("it names a call that nobody made")
             for message, reply in found:
@@ -133,4 +138,5 @@ def content_of(incoming: FlowerMessage | Lost | Unreadable, token: str) -> tuple
         return about, body
     if not isinstance(about["error"], str):
         raise ValueError("a reply whose error is no text")
-    return about["error"]
+    words = one_line(about["error"], LONGEST).replace('"', "'")
+    return f'reported "{words}"'  # quoted, so that it is not taken for the server's own words

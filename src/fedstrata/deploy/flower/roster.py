@@ -62,6 +62,7 @@ class Roster:
         marks: Mapping[str, str] | None = None,
         begun: Iterable[DataSummary] = (),
         check: Callable[..., Any] = lambda *summaries: None,
+        on_wait: Callable[[str], None] = lambda why: None,
     ):
         """A roster without nodes.
 
@@ -70,7 +71,9 @@ class Roster:
             marks: by site name, the marks of a run that resumes.
             begun: the summaries of a run that resumes.
             check: raises an error for summaries that do not fit the run's problem, or one another.
+            on_wait: called from time to time with what keeps a run from beginning or from being resumed.
         """
+        self.on_wait = on_wait
         self.grid, self.replies, self.marks, self.check = grid, Replies(grid), dict(marks or {}), check
         self.summaries_of_nodes = Replies(grid, one_by_one=True, seconds=BUDGET, limit=self._limit)
         self.begun = {summary.site: summary for summary in begun}  # empty: the run has not begun
@@ -89,7 +92,8 @@ class Roster:
     @property
     def changed(self) -> set[str]:
         """Sites that came back with other data, keys or versions."""
-        return {node.claims for node in self._known.values() if node.changed}
+        # A site may be back as it was while its old node is still listed.
+        return {node.claims for node in self._known.values() if node.changed} - {*self.nodes}
 
     def look(self, needed: Iterable[str] | None = None) -> None:
         """Drop the nodes that have gone; if a site is missing, request the summaries of others. Does not wait.
@@ -223,6 +227,7 @@ class Roster:
             if wanted and time.monotonic() - logged > PROGRESS:
                 logged = time.monotonic()
                 log.info("%s", wanted)
+                self.on_wait(wanted)
             if wanted is not None:
                 time.sleep(POLL)
         self.begun = {name: self.summaries[name] for name in sorted(self.nodes)}
@@ -270,4 +275,5 @@ class Roster:
             if time.monotonic() - logged > PROGRESS:
                 logged = time.monotonic()
                 log.info("the run waits for %s", listed(sorted(missing)))
+                self.on_wait(f"the run waits for {listed(sorted(missing))}")
             time.sleep(POLL)

@@ -98,8 +98,8 @@ def write_status(folder: Path, **state: Any) -> None:
 
     Args:
         folder: the run's folder.
-        state: any of run, state ("waiting", "running", "finished", "failed" or "stopped"), round, rounds, why, sites,
-            epsilon, model.
+        state: any of run, flower_run, state ("waiting", "running", "finished", "failed" or "stopped"), round, rounds,
+            why, sites, cleaned.
     """
     private(folder)
     content = json.dumps({**read_status(folder), **state, "updated": _now()}, indent=1)
@@ -123,7 +123,7 @@ def reported(folder: Path, **state: Any) -> Iterator[None]:
         raise ValueError(
             f"the checkpoints of run {folder.name!r} were removed by `fedstrata deploy clean`; choose another --name"
         )
-    write_status(folder, **{"state": "waiting", "why": None, **state})
+    write_status(folder, **{"state": "waiting", "why": None, "sites": {}, **state})
     try:
         yield
     except Exception as error:
@@ -165,4 +165,8 @@ def _locked(lock: int, kind: int) -> bool:
         fcntl.flock(lock, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
+    except OSError as error:  # of a network file system
+        raise state_files.DamagedFile(
+            f"files in this folder cannot be locked ({error.strerror}): move it to a local disk"
+        ) from None
     return True

@@ -4,6 +4,7 @@ import json
 import logging
 import math
 import os
+import secrets
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -30,6 +31,7 @@ from fedstrata.deploy.magnitudes import largest
 from fedstrata.deploy.server import DivergedError, QuorumError, Server, ServerState
 from fedstrata.deploy.terms import Terms, check_name
 from fedstrata.engine.checkpoint import CheckpointError, Checkpoints
+from fedstrata.engine.codec import BYTES
 from fedstrata.engine.saving import keep_model
 
 UPLOAD = 15.0  # seconds after which a reply with missing parts counts as lost,
@@ -93,14 +95,19 @@ def serve(
     mine, begun = Program(settings_of(deployment), versions(), program), Begun.read(folder / FILE)
     if begun is not None:
         begun.program.check(mine, folder, new_code)
+        if deployment.site_count != (count := len(begun.summaries)):
+            raise CheckpointError(f"the run in {folder} has {count} sites, and now {deployment.site_count} are wanted")
     elif store.rounds():
         raise CheckpointError(f"{folder / FILE} is missing, and the run has begun; {REMEDY}")
-    roster, summaries = _connected(deployment, grid, begun, run, program)
+    roster, summaries = _connected(deployment, grid, begun, run, program, lambda why: write_status(folder, why=why))
     agreement = agree_on(deployment, run, summaries)
     names = tuple(summary.site for summary in summaries)
-    terms = Terms(run, tuple(summaries), program, deployment.rounds, deployment.evaluations)
+    origin = secrets.token_hex(16) if begun is None else begun.origin
+    terms = Terms(run, tuple(summaries), program, deployment.rounds, deployment.evaluations, origin)
     link = grid_link(roster, names, deployment.deadline, terms)
-    Begun(summaries, {summary.site: roster.marks[summary.site] for summary in summaries}, mine).write(folder / FILE)
+    record = Begun(summaries, {summary.site: roster.marks[summary.site] for summary in summaries}, mine, origin)
+    if begun is None:
+        record.write(folder / FILE)
     most = _largest_reply(agreement, deployment.scores)
     # A site that never finishes its upload must not keep the others' from being read.
     longest = min(UPLOAD + most / SLOWEST, deployment.deadline / 4)
@@ -118,12 +125,15 @@ def serve(
             try:
                 now = _with_retries(server.begin)
             except (QuorumError, DivergedError):
-                (folder / FILE).unlink()  # nothing is lost, and a site that was wrong about itself may be corrected
+                (folder / FILE).unlink()  # the run has not begun: a site that was wrong about itself may be corrected
                 raise
             server.save(store, now)
         while now.round < deployment.rounds:
             now = _with_retries(partial(server.round, now))
             server.save(store, now)
+            if begun != record:
+                record.write(folder / FILE)  # new code, which the sites have accepted
+                begun = record
             status.write(now.round)
             if now.round % every == 0 and now.round < deployment.rounds:
                 _evaluate(deployment, server, now, folder)
@@ -154,9 +164,7 @@ class _Status:
     def write(self, round: int) -> None:
         out = self.server.caller.quarantined
         sites = {name: {**entry, "quarantined": out(name) or None} for name, entry in self.sites.items()}
-        spent = self.server.privacy()
-        epsilon = spent.epsilon if spent is not None and math.isfinite(spent.epsilon) else None
-        write_status(self.folder, state="running", round=round, rounds=self.rounds, sites=sites, epsilon=epsilon)
+        write_status(self.folder, state="running", round=round, rounds=self.rounds, sites=sites, why=None)
 
 
 def _evaluate(deployment: Deployment, server: Server, now: ServerState, folder: Path) -> None:
@@ -176,7 +184,12 @@ def _spent(server: Server) -> dict[str, Any]:
 
 
 def _connected(
-    deployment: Deployment, grid: Grid, begun: Begun | None, run: str, program: str = "1"
+    deployment: Deployment,
+    grid: Grid,
+    begun: Begun | None,
+    run: str,
+    program: str = "1",
+    on_wait: Callable[[str], None] = lambda why: None,
 ) -> tuple[Roster, Sequence[DataSummary]]:
     """The sites of the run, once they are connected. A run that has begun keeps its sites and their numbers."""
 
@@ -185,11 +198,11 @@ def _connected(
         Terms(run, summaries, program, MOST, MOST).encode()
 
     if begun is None:
-        roster = Roster(grid, check=check)
+        roster = Roster(grid, check=check, on_wait=on_wait)
         summaries = roster.gather(deployment.sites)
         _compare_versions(summaries)
         return roster, summaries
-    roster = Roster(grid, begun.marks, begun.summaries, check)
+    roster = Roster(grid, begun.marks, begun.summaries, check, on_wait)
     roster.wait_for([summary.site for summary in begun.summaries], deployment.deadline)
     return roster, begun.summaries
 
@@ -208,7 +221,7 @@ def _check_memory(agreement: Agreement, summaries: Sequence[DataSummary]) -> Non
 def _largest_reply(agreement: Agreement, scores: Sequence[str]) -> int:
     """The most bytes of arrays in a reply: of an exchange, or of an evaluation in which rows send their scores."""
     rows = sum(max(agreement.rows[split]) for split in scores)
-    return agreement.largest("up") + ROW * rows
+    return min(agreement.largest("up") + ROW * rows, BYTES)
 
 
 def _compare_versions(summaries: Sequence[DataSummary]) -> None:

@@ -48,6 +48,7 @@ class Begun(NamedTuple):
     summaries: Sequence[DataSummary]  # of its sites, in the order of their numbers
     marks: Mapping[str, str]  # by site name
     program: Program
+    origin: str  # a random text, in the terms of the run: sites tell by it that another folder is another run
 
     @classmethod
     def read(cls, file: Path) -> "Begun | None":
@@ -62,7 +63,7 @@ class Begun(NamedTuple):
             raise CheckpointError(str(error)) from None
         if found is None:
             return None
-        if lacking := [name for name in ("surveys", "marks", *Program._fields) if name not in found]:
+        if lacking := [name for name in ("surveys", "marks", "origin", *Program._fields) if name not in found]:
             raise CheckpointError(
                 f"{file} has no {', '.join(lacking)}: an earlier release began this run; let that release finish it, "
                 "or start a new run (another --name)"
@@ -74,7 +75,8 @@ class Begun(NamedTuple):
                 raise ValueError("marks must be those of the sites")
             if not all(isinstance(mark, str) for mark in marks.values()):
                 raise ValueError("marks must be texts")
-            return cls(summaries, marks, Program(settings, about, _typed(found, "program", str)))
+            program, origin = (_typed(found, name, str) for name in ("program", "origin"))
+            return cls(summaries, marks, Program(settings, about, program), origin)
         except ValueError as error:
             raise CheckpointError(f"{file} is damaged ({error}); {REMEDY}") from None
 
@@ -85,7 +87,8 @@ class Begun(NamedTuple):
             CheckpointError: it cannot be written.
         """
         try:
-            write_json(file, {"surveys": list(self.summaries), "marks": dict(self.marks), **self.program._asdict()})
+            about = {"surveys": list(self.summaries), "marks": dict(self.marks), "origin": self.origin}
+            write_json(file, {**about, **self.program._asdict()})
         except DamagedFile as error:
             raise CheckpointError(str(error)) from None
 

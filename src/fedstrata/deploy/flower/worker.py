@@ -7,6 +7,7 @@ import logging
 import os
 import socket
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,10 +25,10 @@ from fedstrata.deploy.data_summary import DataSummary
 from fedstrata.deploy.flower import socket_frames
 from fedstrata.deploy.flower.deployment import Deployment, agree_on, resolve, settings_of
 from fedstrata.deploy.flower.run_lock import held
-from fedstrata.deploy.flower.supernode import WORKER, SiteWatch
+from fedstrata.deploy.flower.supernode import GRACE, WORKER, SiteWatch
 from fedstrata.deploy.guard import Guard
 from fedstrata.deploy.journal import LONGEST_REASON
-from fedstrata.deploy.messages import PROOF, Message, proof
+from fedstrata.deploy.messages import BEGIN, PROOF, Message, Stage, proof
 from fedstrata.deploy.policy import Policy, Refused, check_tells
 from fedstrata.deploy.site import Site
 from fedstrata.deploy.site_folder import MARK, Identity, RunRecord
@@ -37,6 +38,7 @@ from fedstrata.deploy.state_files import DamagedFile
 from fedstrata.deploy.terms import Terms
 
 IDLE = 3600.0  # seconds without a message after which a worker ends
+MOST_RUNS = 2  # that are held in memory, each with the data as arrays of JAX
 LONGEST = 10_000  # characters of an error of `load` in worker.log
 LOOK = 2.0  # seconds between two checks whether the site's SuperNode lives
 
@@ -89,7 +91,7 @@ class Worker:
             else:
                 site.count_again(call.stage)
             _, reply, sent = kept
-            guard.check_bytes(call.run, call.stage, len(sent))
+            guard.check_reply(terms, site.context, call, sent)
         except SiteLogError:
             raise  # there is nowhere to write it
         except Exception as error:
@@ -160,9 +162,10 @@ class Worker:
         self._check_sites(terms, own.site)
         agreement = agree_on(self.deployment, run, terms.sites)
         guard.check_agreement(terms, agreement, own.site)
+        guard.check_parts(agreement.context.problem, data, own.site)
         now = settings_of(self.deployment)
-        record.check_settings(now, begun=kept is not None)
-        store = DiskStore(record.home, own.site)
+        record.check_settings(now)
+        anew = kept is not None and kept.digest() != terms.digest() and not record.has_answered()
         tells = settings.get("tells")  # decided at the site, never by a message
         check_tells(tells, guard.policy, own.site)
         answered = guard.journal.answered(run)
@@ -170,12 +173,18 @@ class Worker:
             with_data(agreement, data),
             own.site,
             terms.number(own.site),
-            store,
+            DiskStore(record.home, own.site),
             data=data,
             tells=tells,
             answered=answered,
         )
+        if anew:  # what the site prepared was under other terms; a server that resumes does not ask for it again
+            self.last = None
+            site.answer(Message(run, Stage(-1, BEGIN), own.site, {}))
         record.write(terms, now, begun=kept is not None)
+        self.sites.pop(run, None)
+        while len(self.sites) >= MOST_RUNS:
+            del self.sites[next(iter(self.sites))]  # it is made again when it is called
         self.sites[run] = terms, site
         return terms, site
 
@@ -261,6 +270,21 @@ def serve(worker: Worker, listener: socket.socket) -> None:
             socket_frames.send(connection, about, found)
 
 
+def end_with_site(folder: Path) -> None:
+    """End this process when the site's SuperNode is gone, also in the middle of a call or of loading the data.
+
+    Calls are repeatable, and files are written as a whole. A worker that waits for a request ends by itself, earlier.
+
+    Args:
+        folder: the site's state.
+    """
+    watch = SiteWatch(folder, GRACE + 2 * LOOK)
+    while not watch.gone():
+        time.sleep(LOOK)
+    log.warning("the SuperNode of this site is gone, and so is its worker")
+    os._exit(1)
+
+
 def main(where: str, folder: str, code: str) -> None:
     """Run the worker of a state folder, unless another one runs already.
 
@@ -273,6 +297,7 @@ def main(where: str, folder: str, code: str) -> None:
     with held(home / WORKER, str(os.getpid()), patience=0) as mine:
         if not mine:
             return  # another worker runs, or is starting
+        threading.Thread(target=end_with_site, args=(home,), daemon=True).start()
         path = socket_frames.address(home)
         path.unlink(missing_ok=True)
         sys.dont_write_bytecode = True  # the app's folder must stay as it was approved
