@@ -206,6 +206,19 @@ def test_a_list_that_others_can_change_approves_nothing(app, gate, tmp_path, mod
         gate.installing(lambda *_: pytest.fail("it was unpacked"))(bundle(app))
 
 
+def test_a_list_that_belongs_to_another_user_approves_nothing(app, gate, tmp_path, monkeypatch):
+    file, sent = tmp_path / "approved.txt", bundle(app)
+    if os.getuid() == 0:
+        os.chown(file, 12345, -1)
+    else:
+        monkeypatch.setattr(os, "getuid", lambda: file.stat().st_uid + 1)
+    assert file.stat().st_mode & 0o077 == 0  # it is only the owner that is wrong
+    with pytest.raises(PermissionError, match="chmod 600"):
+        approved(file)
+    with pytest.raises(PermissionError, match="chmod 600"):
+        gate.installing(lambda *_: pytest.fail("it was unpacked"))(sent)
+
+
 def test_the_list_is_written_for_its_owner(app, tmp_path):
     mask = os.umask(0o002)  # usual where every user has a group of their own
     try:

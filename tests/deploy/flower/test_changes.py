@@ -137,7 +137,7 @@ def test_clocks_that_are_ten_minutes_wrong_are_corrected(flower, undisturbed):
 def flower_alone(flower, name):
     """The log of a site's SuperNode as Flower has it, until it ends."""
     site, log = flower.sites[name], flower.home / f"{name}-alone.log"
-    words = [*flower.prefix, "flower-supernode", *site.command()[3:]]
+    words = [*flower.prefix, "flower-supernode", *site.command()[4:]]
     with log.open("w") as file:  # and no pipe, which its helper would keep open
         subprocess.run(words, env={**site.environment(), **flower.extra}, stdout=file, stderr=file, timeout=60)
     return log.read_text()

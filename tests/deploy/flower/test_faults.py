@@ -108,12 +108,17 @@ def processes(flower, program):
     return found
 
 
+def results(folder):
+    """Where a run of this folder keeps its results. Every run has another name: a site takes each name once."""
+    return folder / folder.name
+
+
 def begun(flower, folder, seed):
     """A run that has finished a number of exchanges, drawn from the seed; and a site, drawn likewise."""
     draw = random.Random(seed)
     exchanges = draw.randrange(1, ROUNDS + 1)
-    process = started(flower, folder)
-    wait_until(lambda: len(exchanges_in(folder / "first")) >= exchanges, folder / "run.log", process)
+    process = started(flower, folder, folder.name)
+    wait_until(lambda: len(exchanges_in(results(folder))) >= exchanges, folder / "run.log", process)
     time.sleep(2 * draw.random())
     return process, f"site-{draw.randrange(SITES)}"
 
@@ -122,7 +127,7 @@ def begun(flower, folder, seed):
 def test_a_killed_worker(flower, tmp_path, undisturbed, seed):
     process, name = begun(flower, tmp_path, seed)
     os.kill(flower.worker(name), signal.SIGKILL)
-    np.testing.assert_array_equal(finished(process, tmp_path / "first"), undisturbed)
+    np.testing.assert_array_equal(finished(process, results(tmp_path)), undisturbed)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -131,7 +136,7 @@ def test_a_killed_node(flower, tmp_path, undisturbed, seed):
     flower.kill(name)
     time.sleep(random.Random(seed).random())
     flower.start_site(name)
-    np.testing.assert_array_equal(finished(process, tmp_path / "first"), undisturbed)
+    np.testing.assert_array_equal(finished(process, results(tmp_path)), undisturbed)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -141,9 +146,9 @@ def test_a_killed_server_app(flower, tmp_path, undisturbed, seed):
         os.kill(number, signal.SIGKILL)
     process.kill()
     process.wait()
-    np.testing.assert_array_equal(finished(started(flower, tmp_path), tmp_path / "first"), undisturbed)
+    np.testing.assert_array_equal(finished(started(flower, tmp_path, tmp_path.name), results(tmp_path)), undisturbed)
     once = 1 + ROUNDS + 1  # the beginning, the rounds, and an evaluation
-    assert len(exchanges_in(tmp_path / "first")) <= once + 1  # at most the interrupted exchange was repeated
+    assert len(exchanges_in(results(tmp_path))) <= once + 1  # at most the interrupted exchange was repeated
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -155,7 +160,7 @@ def test_a_killed_superlink(flower, tmp_path, undisturbed, seed):
     process.kill()
     process.wait()
     flower.start_link()
-    np.testing.assert_array_equal(finished(started(flower, tmp_path), tmp_path / "first"), undisturbed)
+    np.testing.assert_array_equal(finished(started(flower, tmp_path, tmp_path.name), results(tmp_path)), undisturbed)
 
 
 @pytest.mark.parametrize("kind", ["bytes", "shape", "infinite", "round"] if FULL else ["shape"])
@@ -165,10 +170,10 @@ def test_a_site_that_sends_garbage(tmp_path, flower, kind):
     app, flower.app = flower.app, write_app(tmp_path, "garbage", "SCAFFOLD", ROUNDS, GARBAGE, quorum=0.6)
     approve(flower.app, flower.home / "approved.txt")
     kept = tmp_path / f"out-{kind}"
-    found = finished(started(flower, kept), kept / "first")
+    found = finished(started(flower, kept, kept.name), results(kept))
     flower.app = app
     assert np.all(np.isfinite(found))
-    reported = [line for line in exchanges_in(kept / "first") if '"missing": {}' not in line]
+    reported = [line for line in exchanges_in(results(kept)) if '"missing": {}' not in line]
     assert len(reported) == 1
     assert "site-1" in reported[0]
     assert '"stage": [1,' in reported[0]
@@ -205,7 +210,7 @@ def test_a_second_site_with_the_same_name_is_refused(flower, tmp_path, undisturb
     log = tmp_path / "run.log"
     wait_until(lambda: "another site has the name 'site-0'" in log.read_text(), log, process)
     os.kill(flower.worker("site-1"), signal.SIGCONT)
-    np.testing.assert_array_equal(finished(process, tmp_path / "first"), undisturbed)
+    np.testing.assert_array_equal(finished(process, results(tmp_path)), undisturbed)
     flower.kill("twin")
 
 
@@ -215,4 +220,4 @@ def test_a_slow_site_is_waited_for(flower, tmp_path, undisturbed):
     os.kill(flower.worker(name), signal.SIGSTOP)
     time.sleep(40)
     os.kill(flower.worker(name), signal.SIGCONT)
-    np.testing.assert_array_equal(finished(process, tmp_path / "first"), undisturbed)
+    np.testing.assert_array_equal(finished(process, results(tmp_path)), undisturbed)

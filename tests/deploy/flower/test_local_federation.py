@@ -16,6 +16,7 @@ from cases import CASES
 from deployments import FULL, federation, finished, programs_or_skip, simulated, started, write_app
 
 from fedstrata.deploy.flower.approval import approve
+from fedstrata.deploy.policy import Policy
 
 pytestmark = pytest.mark.slow
 
@@ -28,7 +29,9 @@ ALL = [name for name, case in CASES.items() if not case.algorithm.centralised]
 def flower(tmp_path_factory):
     programs_or_skip()
     folder = tmp_path_factory.mktemp("loopback")
-    with federation(folder, write_app(folder, "firstapp", "FedAvg", ROUNDS)) as found:
+    # Sites have a few rows of each group.
+    policy = Policy(rows_at_least=1, fields=("*",), runs_at_most=1000, parameters=1000)
+    with federation(folder, write_app(folder, "firstapp", "FedAvg", ROUNDS), policy=policy) as found:
         yield found
 
 

@@ -290,7 +290,7 @@ def test_the_certificate_of_another_server_is_refused(app, server, capsys):
 
 def test_a_command_is_shown_and_not_started(app, capsys):
     assert main(["deploy", "server", "--app", str(app), "--print"]) == 0
-    assert " flower-superlink " in capsys.readouterr().out
+    assert " -P -m fedstrata.deploy.flower.superlink " in capsys.readouterr().out
     assert main(["deploy", "run", "--app", str(app), "--print", "--name", "second", "--rounds", "5"]) == 0
     said = capsys.readouterr().out
     assert 'run="second"' in said

@@ -20,7 +20,7 @@ from typing import Any
 
 from fedstrata.deploy.flower import patches
 from fedstrata.deploy.flower.fork_server import with_token
-from fedstrata.deploy.flower.supernode import longest_call
+from fedstrata.deploy.flower.supernode import APPROVED, longest_call
 
 log = logging.getLogger("fedstrata")
 
@@ -186,8 +186,9 @@ def prepared() -> Callable[[], None]:
     patches.client_app_alone()
     from flwr.supernode.cli import flwr_clientapp
 
-    gate = Gate(lambda: Path(os.environ["FEDSTRATA_APPROVED"]))
+    gate = Gate(lambda: Path(os.environ[APPROVED]))
     patches.guard_installation(gate.installing, gate.locating)
+    patches.plain_logs()
     patches.short_pulls()
     for later in ("fedstrata.deploy.flower.client_app", "httpcore"):  # imported by the app and by Flower
         importlib.import_module(later)

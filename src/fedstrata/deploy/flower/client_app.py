@@ -174,7 +174,8 @@ def connected(where: str, folder: Path, code: str) -> socket.socket:
 
 def _start(where: str, folder: Path, code: str) -> subprocess.Popen:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-    command = [sys.executable, "-m", "fedstrata.deploy.flower.worker", where, str(folder), code]
+    # -P: the current folder may hold the package, too, in a version that was not approved.
+    command = [sys.executable, "-P", "-m", "fedstrata.deploy.flower.worker", where, str(folder), code]
     with (folder / "worker.log").open("ab") as log:
         return subprocess.Popen(
             command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True

@@ -3,6 +3,7 @@
 Programs use TLS and registered nodes. They send no telemetry and install nothing at run time.
 """
 
+import contextlib
 import ipaddress
 import json
 import os
@@ -22,10 +23,11 @@ from fedstrata.base.text import check_plain_name
 from fedstrata.deploy.flower import fork_server, socket_frames
 from fedstrata.deploy.flower.keys import AUTHORITY, CERTIFICATE, KEY, key_fingerprint
 from fedstrata.deploy.flower.run_lock import is_held, private
-from fedstrata.deploy.flower.supernode import LOCK, SECRET, SETTINGS, STATE
+from fedstrata.deploy.flower.supernode import APPROVED, LOCK, SECRET, SETTINGS, STATE
 from fedstrata.deploy.policy import Policy, check_tells
 from fedstrata.deploy.state_files import write_text
 
+OUT = "out"  # what the server's programs write, in the app's folder
 HOME = ".flwr"  # Flower's files, in the app's folder and not in the user's home
 CONNECTION = "server"  # the name of the SuperLink in the configuration of Flower's command line
 
@@ -65,14 +67,14 @@ class ServerConfig(NamedTuple):
         """The command that starts the SuperLink. Its files are for their owner alone."""
         port, keys = split_address(self.own_address)[1], self.folder / self.keys
         database = self.folder / self.database
-        private(database.parent)
-        make_private(database.parent)
+        _protect(database, self.folder / OUT)
         pairs = ("ca-certfile", AUTHORITY), ("certfile", CERTIFICATE), ("keyfile", KEY)
         tls = [word for option, name in pairs for word in (f"--ssl-{option}", str(keys / name))]
         trust = ["--insecure"] if self.insecure else [*tls, "--enable-supernode-auth"]
         host = split_address(self.behind)[0] if self.behind else self.listen
         where = ["--host", host, "--port", str(port), "--database", str(database)]
-        return ["flower-superlink", *where, *trust, "--disable-runtime-dependency-installation"]
+        program = [sys.executable, "-P", "-m", "fedstrata.deploy.flower.superlink"]
+        return [*program, *where, *trust, "--disable-runtime-dependency-installation"]
 
     def connect(self) -> Path:
         """Write this server into the configuration of Flower's command line; returns its folder."""
@@ -102,8 +104,9 @@ class ServerConfig(NamedTuple):
 
     def write_proxy(self) -> Path:
         """Write the configuration of nginx beside the database; returns the file."""
-        folder = (self.folder / self.database).parent
-        private(folder)
+        database = self.folder / self.database
+        _protect(database, self.folder / OUT)
+        folder = database.parent
         private(folder / "nginx")
         with replacing(folder / "nginx.conf") as path:
             path.write_text(self.proxy(folder))
@@ -161,7 +164,7 @@ class SiteConfig(NamedTuple):
         where = ["--superlink", self.server, "--host", "127.0.0.1", "--port", str(self.port)]
         trust, state = ["--insecure"] if self.insecure else keys, self.folder / self.state
         given = ["--isolation", "process", "--superexec-auth-secret-file", str(state / SECRET)]
-        program = [sys.executable, "-m", "fedstrata.deploy.flower.supernode"]
+        program = [sys.executable, "-P", "-m", "fedstrata.deploy.flower.supernode"]
         return [*program, *trust, *where, *given, "--node-config", str(state / SETTINGS)]
 
     def keep(self) -> None:
@@ -190,7 +193,7 @@ class SiteConfig(NamedTuple):
         guard.chmod(0o700)
         found = environment(home)
         path = os.pathsep.join([str(programs), found["PATH"]])
-        added = {"PATH": path, "FEDSTRATA_APPROVED": str(self.folder / self.approved), STATE: str(state)}
+        added = {"PATH": path, APPROVED: str(self.folder / self.approved), STATE: str(state)}
         return {**found, **added, "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.05"}  # Flower: 1 s, before every message
 
 
@@ -221,10 +224,39 @@ def owner_only(path: Path) -> None:
 def make_private(folder: Path) -> None:
     """Take all rights on a folder's files from everybody but their owner. Links are not followed."""
     for parent, folders, names in os.walk(folder):
-        for path in (Path(parent, name) for name in (*folders, *names)):
-            found = path.lstat()
-            if not stat.S_ISLNK(found.st_mode) and found.st_mode & 0o077 and found.st_uid == os.getuid():
-                path.chmod(stat.S_IMODE(found.st_mode) & ~0o077)
+        for name in (*folders, *names):
+            _take_from_others(Path(parent, name))
+
+
+def _protect(database: Path, out: Path) -> None:
+    """Keep others away from a server's database, and from the folder `out` with its runs; all else stays as it is.
+
+    The database may lie in a folder with other things, such as the app's, whose rights are not ours to change.
+
+    Args:
+        database: the file, which may not exist yet.
+        out: the folder of the app's runs.
+    """
+    folder = database.parent
+    if out == folder or out in folder.parents or out.exists():
+        private(out)
+        make_private(out)
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    found = folder.stat()
+    if found.st_uid not in (os.getuid(), 0) or found.st_mode & 0o022:
+        raise ValueError(
+            f"others can put files into {folder}, which holds the server's database: choose another database in "
+            f'server.toml, e.g. "{ServerConfig._field_defaults["database"]}"; or, if the folder is yours, chmod go-w it'
+        )
+    for path in (Path(f"{database}{end}") for end in ("", "-wal", "-shm", "-journal")):
+        with contextlib.suppress(FileNotFoundError):
+            _take_from_others(path)
+
+
+def _take_from_others(path: Path) -> None:
+    found = path.lstat()
+    if not stat.S_ISLNK(found.st_mode) and found.st_mode & 0o077 and found.st_uid == os.getuid():
+        path.chmod(stat.S_IMODE(found.st_mode) & ~0o077)
 
 
 def split_address(address: str) -> tuple[str, int]:

@@ -27,7 +27,8 @@ def hand_over(address: str, arguments: list[str]) -> int:
     """Pass the work to the process at this address; returns its exit status.
 
     If there is none yet, start it, and run the client app in this process meanwhile. This function runs without the
-    installed packages (python -S): finding them takes longer than all its work.
+    installed packages (python -S): finding them takes longer than all its work. What it starts imports nothing from the
+    current folder (python -P), where code may lie that was not approved.
 
     Args:
         address: a socket's path.
@@ -38,9 +39,9 @@ def hand_over(address: str, arguments: list[str]) -> int:
             connection.connect(address)
         except OSError:
             python = sys.executable
-            words = [python, "-m", "fedstrata.deploy.flower.fork_server", "serve", address]
+            words = [python, "-P", "-m", "fedstrata.deploy.flower.fork_server", "serve", address]
             subprocess.Popen(words, stdin=subprocess.DEVNULL, start_new_session=True)
-            os.execv(python, [python, "-m", "fedstrata.deploy.flower.approval", *arguments])
+            os.execv(python, [python, "-P", "-m", "fedstrata.deploy.flower.approval", *arguments])
         request = json.dumps({"arguments": arguments, "environment": dict(os.environ), "folder": os.getcwd()}).encode()
         socket.send_fds(connection, [len(request).to_bytes(4, "little")], [0, 1, 2])
         connection.sendall(request)

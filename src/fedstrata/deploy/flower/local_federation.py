@@ -18,7 +18,7 @@ from fedstrata.deploy.flower.approval import approve
 from fedstrata.deploy.flower.config import CONNECTION, ServerConfig, SiteConfig, environment, split_address
 from fedstrata.deploy.flower.keys import server_keys, site_keys
 from fedstrata.deploy.flower.run_lock import private
-from fedstrata.deploy.flower.supernode import WORKER
+from fedstrata.deploy.flower.supernode import WORKER, end_worker
 from fedstrata.deploy.policy import Policy
 
 PATIENCE = 120.0  # seconds until the SuperLink must listen
@@ -132,8 +132,7 @@ class LocalFederation:
             self.kill(name)
         for name in self.sites:
             socket_frames.address(self.home / name, "clientapp.sock").unlink(missing_ok=True)  # its process ends
-            with contextlib.suppress(OSError, ValueError):
-                os.kill(self.worker(name), signal.SIGKILL)
+            end_worker(self.home / name)
 
     def log(self, name: str, lines: int = 20) -> str:
         """The last lines of a process's log."""
@@ -181,7 +180,9 @@ def run_command(app: Path, config: dict[str, Any]) -> list[str]:
         app: its folder.
         config: entries of its run config.
     """
-    given = " ".join(f"{name}={json.dumps(value)}" for name, value in config.items())  # TOML writes these alike
+    given = " ".join(
+        f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in config.items()
+    )  # TOML writes these alike
     return ["flwr", "run", str(app), CONNECTION, "--stream", *(["--run-config", given] if given else [])]
 
 

@@ -2,7 +2,8 @@
 
 Flower's fixed waits suit rounds of minutes; an exchange here may take milliseconds. Its SuperNode ends if the server
 rejects it after a crash, because its clock is wrong, or after a minute without a network; after a run was stopped, it
-is late. Its client app runs whatever app the server sends. Each function below changes one of these.
+is late. Its client app runs whatever app the server sends, and its logs repeat what a peer sent. Each function below
+changes one of these.
 """
 
 import dataclasses
@@ -13,10 +14,13 @@ import os
 import sys
 import time
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from functools import partial, wraps
+from hashlib import sha256
 from typing import Any
 
+from fedstrata.base.few_lines import FewLines
+from fedstrata.base.text import one_line
 from fedstrata.deploy.server_clock import ServerClock, why_rejected
 
 POLL = 0.5  # seconds between two polls of the server by a site; Flower: 3
@@ -28,7 +32,33 @@ RETRY = 2.0  # seconds between two of these attempts
 OBJECTS = 1000  # of Flower in a message; one of ours has five, and one for every 5 MiB
 HEADS = 2**20 + 2**17  # bytes of its objects that are no parts of arrays: those of a JSON text, and of Flower's own
 
+LOGS = "flwr", "uvicorn.error"  # the loggers of Flower's programs, and of the web servers in them
+LONGEST = 2000  # characters of a line in their logs
+
 log = logging.getLogger("fedstrata")
+
+
+def plain_logs() -> None:
+    """Write each record of Flower's logs as one line of printable characters.
+
+    Flower logs texts of a peer as they are: with line ends a site could forge lines in the server's log, or the server
+    in a site's, and with escape codes hide others.
+    """
+    for name in LOGS:
+        logging.getLogger(name).addFilter(_plain)
+
+
+def _plain(record: logging.LogRecord) -> bool:
+    try:
+        text = record.getMessage()
+    except Exception:  # the record does not fit its arguments, and logging must not end its caller
+        text = f"{record.msg} {record.args}"
+    record.msg, record.args = one_line(text, LONGEST), ()
+    if record.exc_info and not record.exc_text:
+        record.exc_text = logging.Formatter().formatException(record.exc_info)
+    if record.exc_text:  # its last lines may quote a peer; after the bar, none looks like a line of the log
+        record.exc_text = "\n".join(f"| {one_line(line, LONGEST)}" for line in record.exc_text.splitlines())
+    return True
 
 
 def short_sleeps(module: str) -> None:
@@ -137,19 +167,79 @@ def short_heartbeats() -> None:
         importlib.import_module(name).__dict__["HEARTBEAT_DEFAULT_INTERVAL"] = HEARTBEAT
 
 
-def only_runs_of_server_apps() -> None:
-    """Let a SuperNode take messages only of running runs that a server app leads. It sends replies when ready.
+def only_runs_of_server_apps(approved: Callable[[], Set[str]] | None = None) -> None:
+    """Let a SuperNode take messages only of running runs of approved apps that a server app leads.
+
+    It sends replies when ready.
 
     In any other run, of an agent app for one, Flower starts a program that unpacks and runs whatever bundle the server
     sends. Messages of a run that is stopped while they arrive are dropped: Flower answers them nevertheless. But it
     sends replies only after it has received a message, the oldest first: from then on, each would be one message late.
+
+    Flower unpacks a bundle's settings here, without a limit, long before the client app's check of the bundle: a small
+    bundle can fill the memory. So bundles that are not approved are refused here, too. The server is told why.
+
+    Args:
+        approved: returns the hashes of approved bundles; None: every bundle is taken.
     """
     module: Any = importlib.import_module(SUPERNODE)
-    module._pull_and_store_message = _refusing(module._pull_and_store_message, module.RunNotRunningException)
+    pull = _of_approved_apps(module._pull_and_store_message, approved, module._insert_message)
+    module._pull_and_store_message = _refusing(pull, module.RunNotRunningException)
+
+
+class _NotApproved(Exception):
+    """The bundle of a run is not approved at this site."""
+
+
+def _of_approved_apps(
+    pull: Callable[..., Any], approved: Callable[[], Set[str]] | None, answer: Callable[..., None]
+) -> Callable[..., Any]:
+    from flwr.app import Error, Message
+    from flwr.common.constant import ErrorCode
+
+    if approved is None:
+        return pull
+    few = FewLines(log)
+
+    def check(found: str) -> None:
+        try:
+            known = approved()
+        except OSError as error:  # the list can be changed by others, or cannot be read
+            few.write(logging.ERROR, one_line(f"no app is approved: {error}"))
+            known = frozenset()
+        if found not in known:
+            raise _NotApproved(f"this site has not approved version {one_line(found[:16])} of the app")
+
+    def checked(get_fab: Callable[..., Any], fab_hash: str, number: int) -> Any:
+        check(fab_hash)  # before the bundle is fetched,
+        fab = get_fab(fab_hash, number)
+        check(sha256(fab.content).hexdigest())  # and that this is what was sent
+        return fab
+
+    def pulled(state: Any, object_store: Any, receive: Callable[[], Any], get_fab: Any, **given: Any) -> int | None:
+        received: list[Any] = []
+
+        def kept() -> Any:
+            received.append(receive())
+            return received[-1]
+
+        given |= {"state": state, "object_store": object_store, "receive": kept, "get_fab": partial(checked, get_fab)}
+        try:
+            return pull(**given)
+        except _NotApproved as error:
+            message = received[-1][0]
+            few.write(logging.ERROR, f"refused run {message.metadata.run_id}: {error}")
+            reply = Message(Error(ErrorCode.INVALID_FAB, str(error)), reply_to=message)
+            answer(reply, state, object_store)
+            return message.metadata.run_id
+
+    return pulled
 
 
 def _refusing(pull: Callable[..., Any], stopped: type[Exception]) -> Callable[..., Any]:
     from flwr.supercore.constant import TaskType
+
+    few = FewLines(log)
 
     def failing(part: Callable[..., Any], *arguments: Any) -> Any:
         try:
@@ -160,7 +250,8 @@ def _refusing(pull: Callable[..., Any], stopped: type[Exception]) -> Callable[..
     def of_server_app(get_run: Callable[[int], Any], number: int) -> Any:
         run = get_run(number)
         if run.primary_task_type != TaskType.SERVER_APP:
-            log.error("refused run %s, which a %s leads: sites run client apps only", number, run.primary_task_type)
+            leads = one_line(run.primary_task_type, 100)
+            few.write(logging.ERROR, f"refused run {number}, which a {leads} leads: sites run client apps only")
             raise stopped
         return run
 

@@ -12,8 +12,10 @@ import secrets
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Set
+from functools import partial
 from pathlib import Path
 
 from fedstrata.base.errors import StateError
@@ -29,7 +31,10 @@ SETTINGS, SECRET = "settings.toml", "superexec.secret"  # what Flower reads ther
 STATE = "FEDSTRATA_STATE"  # the variable that names this folder
 SITE = "FEDSTRATA_SITE"  # the variable that names the site's .toml file
 SUPEREXEC = "superexec"  # the first argument of the process that starts a program for every message
+APPROVED = "FEDSTRATA_APPROVED"  # the variable that names the list of approved apps
 GRACE = 20.0  # seconds after which helpers end if their SuperNode does not come back
+STOPPING = 10.0  # seconds in which a SuperNode may end that was stopped together with its SuperExec
+PARENT = 1.0  # seconds between two checks of the SuperExec whether its SuperNode lives
 
 log = logging.getLogger("fedstrata")
 
@@ -44,11 +49,13 @@ class SiteWatch:
             folder: the site's state.
             grace: seconds for which the SuperNode may be away.
         """
-        self.lock, self.grace, self.since = folder / LOCK, grace, None
+        self.lock, self.grace, self.since, self.seen = folder / LOCK, grace, None, False
 
     def gone(self) -> bool:
-        """Whether the SuperNode has been away for the time of grace; False if the folder never had one."""
-        if is_held(self.lock) is not False:
+        """Whether the SuperNode, or its folder, has been away for the time of grace; False if there never was one."""
+        found = is_held(self.lock)
+        self.seen = self.seen or found is not None
+        if found or not self.seen:
             self.since = None
             return False
         self.since = time.monotonic() if self.since is None else self.since
@@ -114,7 +121,7 @@ def _is_worker(number: int) -> bool:
 
 
 def start_superexec(folder: Path, arguments: list[str]) -> None:
-    """Start the SuperExec of this process, with a new key for its requests.
+    """Start the SuperExec of this process, with a new key for its requests. This process ends if the SuperExec ends.
 
     With Flower's own, any user of the machine can ask the SuperNode for its messages.
 
@@ -126,7 +133,22 @@ def start_superexec(folder: Path, arguments: list[str]) -> None:
     host, port = (arguments[arguments.index(option) + 1] for option in ("--host", "--port"))
     words = ["--insecure", "--runtime-api-address", f"{host}:{port}", "--parent-pid", str(os.getpid())]
     words += ["--superexec-auth-secret-file", str(folder / SECRET)]
-    subprocess.Popen([sys.executable, "-m", "fedstrata.deploy.flower.supernode", SUPEREXEC, *words])
+    process = subprocess.Popen([sys.executable, "-P", "-m", "fedstrata.deploy.flower.supernode", SUPEREXEC, *words])
+    threading.Thread(target=end_after, args=(process,), daemon=True).start()
+
+
+def end_after(superexec: subprocess.Popen) -> None:
+    """Wait for the SuperExec, and end this process with an error, so that whoever manages its service starts it again.
+
+    Without it the site looks online, and starts no program for a message.
+
+    Args:
+        superexec: the process.
+    """
+    code = superexec.wait()
+    time.sleep(STOPPING)  # a signal to all processes of the service ends both, each in its own time
+    log.error("the SuperExec of this site has ended (status %s), and so does its SuperNode: start it again", code)
+    os._exit(1)
 
 
 def longest_call() -> int:
@@ -141,9 +163,29 @@ def run_superexec() -> None:
     """Run Flower's SuperExec with the arguments of this process."""
     from flwr.supercore.cli import flower_superexec
 
+    patches.plain_logs()
     patches.only_client_apps()
     patches.hidden_tokens(TOKEN)
+    threading.Thread(target=end_with_parent, daemon=True).start()
     flower_superexec()
+
+
+def end_with_parent() -> None:
+    """End this process when the SuperNode that its arguments name is not its parent any more.
+
+    Flower looks for a process of this number only, and a dead one that nobody has waited for keeps its number.
+    """
+    parent = int(sys.argv[sys.argv.index("--parent-pid") + 1])
+    while os.getppid() == parent:
+        time.sleep(PARENT)
+    os._exit(1)
+
+
+def approved_apps() -> Callable[[], Set[str]] | None:
+    """What returns the hashes of approved bundles; None if this SuperNode was started without a list of them."""
+    from fedstrata.deploy.flower.approval import approved
+
+    return partial(approved, Path(file)) if (file := os.environ.get(APPROVED)) else None
 
 
 def main() -> None:
@@ -162,6 +204,7 @@ def main() -> None:
         from flwr.supercore.exit import ExitCode, flwr_exit
         from flwr.supernode.cli import flower_supernode
 
+        patches.plain_logs()
         patches.short_sleeps(patches.SUPERNODE)
         patches.short_pulls()
         patches.short_heartbeats()
@@ -169,7 +212,7 @@ def main() -> None:
         patches.sign_with_the_servers_time(clock)
         patches.persistent_activation(clock)
         patches.persistent_connections()
-        patches.only_runs_of_server_apps()
+        patches.only_runs_of_server_apps(approved_apps())
         patches.bounded_messages(patches.SUPERNODE, longest_call())
         sys.argv[0] = "flower-supernode"
         try:
