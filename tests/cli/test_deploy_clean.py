@@ -56,6 +56,13 @@ def test_clean_shows_and_removes_only_old_checkpoints(app, link, flwr, capsys):
     assert "choose another --name" in capsys.readouterr().err
 
 
+def test_a_removal_that_was_interrupted_is_finished_by_the_next_one(app, link, capsys):
+    folder = old_run(app, "old", "finished", 40)
+    write_status(folder, cleaned=True)  # which comes before the removal, and makes the status new
+    assert cleaned(capsys, "--yes") == [str(folder / "checkpoints")]
+    assert not (folder / "checkpoints").exists()
+
+
 def test_clean_spares_a_run_that_has_a_server(app, link, capsys):
     folder = old_run(app, "old", "finished", 40)
     with only_server(folder, {}):

@@ -106,6 +106,48 @@ def test_a_run_that_finished_names_the_sites_that_missed_exchanges(app, flwr, ca
     assert "Ulm, in 2 of 3 exchanges" in capsys.readouterr().out
 
 
+def test_a_torn_line_of_the_reports_does_not_hide_how_the_run_ended(app, flwr, capsys):
+    """A server that died while it wrote; the next one ends the line."""
+    flwr(STARTED)
+    write_program(app, reported(app, REPORTS[:1], REPORTS[2:]))
+    with (app / "out/first/reports.jsonl").open("a") as file:
+        file.write('{"stage": [1, 0, 0')
+    write_program(app, f"$(printf '\\n%s\\n' {shlex.quote(json.dumps(REPORTS[2]))} >> {app}/out/first/reports.jsonl)")
+    assert main(["deploy", "run", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["missing"] == {"Ulm": 1}
+
+
+def test_a_run_that_had_finished_before_says_so(app, flwr, capsys):
+    flwr(STARTED)
+    write_program(app, reported(app, REPORTS[:3], REPORTS[3:]))
+    assert main(["deploy", "run"]) == 0
+    said = capsys.readouterr().out
+    assert "had finished before, and was only evaluated again" in said
+    assert "--rounds extends it" in said
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+@pytest.mark.parametrize(("state", "code"), [("failed", 1), ("finished", 0)])
+def test_the_exit_code_is_right_although_nobody_reads_the_log(app, flwr, tmp_path, options, state, code):
+    flwr(STARTED, state=state, flower=("finished", "completed" if state == "finished" else "failed", "it broke"))
+    (tmp_path / "bin/flwr").write_text(f"#!/bin/sh\necho {STARTED}\nfor i in 1 2 3 4 5; do echo $i; sleep 0.1; done\n")
+    script = "import os, sys; from fedstrata.cli.operations import runs; from fedstrata.cli.main import main; "
+    script += "runs.at = lambda server: dict(os.environ); from fedstrata.deploy.flower.control import FlowerRun; "
+    found = f"FlowerRun(17, 'finished', '{'completed' if code == 0 else 'failed'}', 'it broke')"
+    script += f"runs._settled = lambda server, number: {found}; sys.exit(main({['deploy', 'run', *options]!r}))"
+    given = {**os.environ, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
+    process = subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=given
+    )
+    process.stdout.close()
+    with process.stderr as stderr:
+        error = stderr.read()
+    assert process.wait(30) == code, error
+    assert ("did not finish" in error) == bool(code)
+    assert "Exception ignored" not in error
+    assert (app / "out/first/run.log").read_text().endswith("5\n")
+
+
 def write_program(app, command):
     """The `flwr` command also runs this."""
     path = app.parent / "bin" / "flwr"
@@ -333,6 +375,38 @@ def test_the_epsilon_of_a_run_is_that_of_its_counts(app, link, capsys):
     write_json(app / "out/first/privacy.json", counts)
     assert main(["deploy", "status", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["runs"][0]["epsilon"] == epsilon(5.0, 8, 1e-5) > 2
+
+
+@pytest.mark.parametrize(
+    ("counts", "words"),
+    [
+        ({"exchanges": {"a": 3}, "noise": 0.0, "delta": 1e-5}, "no guarantee"),
+        ({"exchanges": {"a": 3}, "noise": 5.0, "delta": 1e-5, "unprotected": ["H"]}, "no guarantee"),
+        ({"exchanges": 3}, "privacy.json is damaged"),
+    ],
+)
+def test_status_tells_why_a_run_has_no_epsilon(app, link, capsys, counts, words):
+    write_status(app / "out/first", state="running", round=1, rounds=20)
+    write_json(app / "out/first/privacy.json", counts)
+    assert main(["deploy", "status"]) == 0
+    assert words in capsys.readouterr().out
+
+
+def test_status_without_the_accounting_package_names_it(app, link, capsys, monkeypatch):
+    write_status(app / "out/first", state="running", round=1, rounds=20)
+    write_json(app / "out/first/privacy.json", {"exchanges": {"a": 3}, "noise": 5.0, "delta": 1.5e-5})
+    monkeypatch.setitem(sys.modules, "dp_accounting", None)
+    assert main(["deploy", "status"]) == 0
+    assert "needs fedstrata[privacy]" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("damaged", ['{"sites": 5}', '{"sites": {"a": 3}}', '{"sites": {"a": {"last": 3}}}', "[]", "{"])
+def test_a_damaged_status_of_one_run_does_not_hide_the_others(app, link, capsys, damaged):
+    write_status(app / "out/first", state="finished", round=20, rounds=20)
+    write_status(app / "out/second", state="finished", round=7, rounds=9)
+    (app / "out/first/status.json").write_text(damaged)
+    assert main(["deploy", "status"]) == 0
+    assert "7 of 9" in capsys.readouterr().out
 
 
 def test_status_tells_a_dead_server_from_a_running_one(served, app, link, capsys):

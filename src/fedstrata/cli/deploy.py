@@ -39,13 +39,16 @@ import time
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedstrata.base.errors import unknown
 from fedstrata.cli.operations import clean, runs, status
 from fedstrata.cli.operations.files import app_of, at, become, file_at, server_file
 from fedstrata.cli.output import console, print_json, print_table
 from fedstrata.cli.parsing import Mistake, json_option, whole
+
+if TYPE_CHECKING:
+    from fedstrata.deploy.flower.config import SiteConfig
 
 _NEEDS = {"init": "the name of a new folder", "keys": "`server`, or a site's name", "register": "a site's .pub file"}
 _NEEDS |= {"check": "a site's .toml file", "site": "a site's .toml file", "unregister": "a site's .pub file"}
@@ -112,9 +115,8 @@ def _init(options: argparse.Namespace) -> int:
 
 
 def _local(options: argparse.Namespace) -> int:
-    from fedstrata.deploy.evaluation.summary import Summary
     from fedstrata.deploy.flower.config import SiteConfig
-    from fedstrata.deploy.flower.local_federation import LocalFederation
+    from fedstrata.deploy.flower.run_lock import held, private
 
     app, _ = app_of(options)
     found = [SiteConfig.read(path) for path in sorted((app / "sites").glob("*.toml"))]
@@ -122,9 +124,21 @@ def _local(options: argparse.Namespace) -> int:
     if not 1 <= count <= len(found):
         raise Mistake(f"--sites is {count}, but {app / 'sites'} has files for {len(found)} sites; add more there")
     home = app / "out" / "local"
+    private(app / "out")
+    with held(app / "out" / "local.lock", str(os.getpid())) as mine:
+        if not mine:
+            raise Mistake(f"`fedstrata deploy local` is running already for {app}: wait for its end, or stop it")
+        return _rehearse(options, app, home, found[:count])
+
+
+def _rehearse(options: argparse.Namespace, app: Path, home: Path, sites: list["SiteConfig"]) -> int:
+    from fedstrata.deploy.evaluation.summary import Summary
+    from fedstrata.deploy.flower.local_federation import LocalFederation
+
+    count = len(sites)
     shutil.rmtree(home, ignore_errors=True)
-    given = {site.site: dict(site.settings) for site in found[:count]}
-    policies = {s.site: s.policy._replace(sites_at_least=min(count, s.policy.sites_at_least)) for s in found[:count]}
+    given = {site.site: dict(site.settings) for site in sites}
+    policies = {s.site: s.policy._replace(sites_at_least=min(count, s.policy.sites_at_least)) for s in sites}
     config: dict[str, Any] = {"run": "first", "folder": str(home), "sites": count}
     config |= {"rounds": options.rounds} if options.rounds else {}
     federation = LocalFederation(app, home, given, secure=not options.insecure, folder=app / "sites", policy=policies)
@@ -164,7 +178,8 @@ def _watch(process: subprocess.Popen, reports: Path, quiet: bool) -> None:
     out, seen = console(stderr=True), 0
     while not reports.exists() and process.poll() is None:
         time.sleep(0.2)
-    rows = lambda: [json.loads(line) for line in reports.read_text().splitlines()] if reports.exists() else []
+    lines = lambda: reports.read_text(errors="replace").splitlines(keepends=True) if reports.exists() else []
+    rows = lambda: runs.exchanges(lines())
     while not rows() and process.poll() is None:
         time.sleep(0.2)
     total = rows()[0]["of"] if rows() else 0

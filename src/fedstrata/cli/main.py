@@ -14,6 +14,7 @@ from typing import Any
 
 from fedstrata import __version__
 from fedstrata.base.errors import StateError, unknown
+from fedstrata.cli.output import close_output
 from fedstrata.cli.parsing import Mistake, Parser
 
 COMMANDS = ("list", "explain", "run", "launch", "deploy", "reproduce", "plot", "data")
@@ -30,7 +31,8 @@ first steps:
 _FOOT = """\
 Every command takes --json, for programs, and --help, with examples.
 Exit codes: 0 done; 1 something is wrong with the files or the program; 2 a mistake in the command, reported in a line
-that starts with "error:"; 3 a run diverged. FEDSTRATA_DEBUG=1 shows the traceback of an error.
+that starts with "error:"; 3 a run of `fedstrata run` diverged; 130 interrupted. FEDSTRATA_DEBUG=1 shows the traceback
+of an error.
 """
 
 
@@ -53,9 +55,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as stop:  # --help and --version
         return int(stop.code or 0)
     except KeyboardInterrupt:
-        return _failed("interrupted; a run with --out resumes with --resume", 130)
+        return _failed("interrupted; `fedstrata run --out …` resumes with --resume", 130)
     except BrokenPipeError:  # the reader of the output (such as `head`) has closed it
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        close_output(sys.stdout)
         return 0
     except Exception as error:
         if _is_users(error):

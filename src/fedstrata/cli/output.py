@@ -1,6 +1,8 @@
 """Printing: tables for people, JSON for programs."""
 
+import contextlib
 import json
+import os
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +22,16 @@ def console(stderr: bool = False) -> "Console":
 
     out = Console(stderr=stderr, highlight=False, markup=False, soft_wrap=False)
     return out if out.is_terminal else Console(stderr=stderr, highlight=False, markup=False, width=_WIDE)
+
+
+def close_output(stream: Any) -> None:
+    """Let nothing more be written to a stream that nobody reads, so that Python does not fail on it at its end.
+
+    Args:
+        stream: that of a closed pipe, or a file on a full disk.
+    """
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def paragraph(text: str) -> None:

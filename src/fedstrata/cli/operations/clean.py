@@ -65,7 +65,8 @@ def _old_at_server(app: Path, server: "ServerConfig", days: int, keys: bool) -> 
     for folder in run_folders(app):
         found = run_status(folder)
         age = (time.time() - _updated(found, folder)) / DAY
-        if found["server"] is None and age >= days and (folder / "checkpoints").is_dir():
+        old = age >= days or found.get("cleaned")  # an interrupted removal is finished
+        if found["server"] is None and old and (folder / "checkpoints").is_dir():
             why = f"{found['state']} {age:.0f} days ago; without them the run cannot be resumed"
             yield _Old(folder / "checkpoints", why, folder)
     home = app / server.keys

@@ -8,6 +8,7 @@ import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fedstrata.base.text import LONGEST_NAME
 from fedstrata.cli.parsing import Mistake
 
 if TYPE_CHECKING:
@@ -16,15 +17,20 @@ if TYPE_CHECKING:
 RESERVED = {
     "local": "`fedstrata deploy local`, which empties it",
     "nginx": "the proxy",
-    "superlink.db": "the SuperLink",
+    "local.lock": "`fedstrata deploy local`",
+    "nginx.conf": "the proxy",
+    **{f"superlink.db{end}": "the SuperLink" for end in ("", "-journal", "-shm", "-wal")},
 }
 
 
 def run_name(options: argparse.Namespace) -> str:
     """The run's name; a Mistake if it cannot name a folder."""
     name = options.name or "first"
-    if not re.fullmatch(r"[\w-][\w.-]*", name):
-        raise Mistake(f"--name {name!r} must have letters, digits, '-', '_' and '.' only: it names a folder")
+    if not re.fullmatch(r"[\w-][\w.-]*", name) or len(name) > LONGEST_NAME:
+        raise Mistake(
+            f"--name {name!r} names a folder: it must have at most {LONGEST_NAME} letters, digits, '-', '_' and '.', "
+            "and must not start with '.'"
+        )
     if name in RESERVED:
         raise Mistake(f"--name {name!r}: out/{name} is used by {RESERVED[name]}; choose another name")
     return name

@@ -8,11 +8,12 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedstrata.cli.operations.files import app_of, at, become, file_at, run_name, server_file
-from fedstrata.cli.output import print_json
+from fedstrata.cli.output import close_output, print_json
 from fedstrata.cli.parsing import Mistake
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ def run(options: argparse.Namespace) -> int:
     """
     from fedstrata.deploy.flower.local_federation import run_command
     from fedstrata.deploy.flower.run_lock import private, read_status, server_of
+    from fedstrata.deploy.messages import EVALUATE
 
     app, _ = app_of(options)
     name, server = run_name(options), server_file(options)
@@ -64,13 +66,17 @@ def run(options: argparse.Namespace) -> int:
         return 130
     why = _why_unfinished(server, number, last, folder)
     files = [str(folder / file) for file in RESULTS if (folder / file).exists()]
-    if options.json:
-        found = {"run": name, "flower_run": number, "finished": why is None, "why": why, "files": files}
-        print_json({**found, "missing": reports.missing()})
-    elif why is None:
-        _tell(folder, name)
-        for site, times in reports.missing().items():
-            print(f"missing:     {site}, in {times} of {len(reports.rows())} exchanges; the reports tell why")
+    try:
+        if options.json:
+            found = {"run": name, "flower_run": number, "finished": why is None, "why": why, "files": files}
+            print_json({**found, "missing": reports.missing()})
+        elif why is None:
+            rows = reports.rows()
+            _tell(folder, name, new=not rows or any(row["stage"][1] != EVALUATE for row in rows))
+            for site, times in reports.missing().items():
+                print(f"missing:     {site}, in {times} of {len(rows)} exchanges; the reports tell why")
+    except BrokenPipeError:  # what is told below, and the exit code, are true all the same
+        close_output(sys.stdout)
     if why is not None:
         print(f"error: run {name!r} did not finish: {why}. Logs: {folder / 'run.log'}", file=sys.stderr)
     return 0 if why is None else 1
@@ -95,15 +101,29 @@ class _Reports:
             return []
         with self.file.open(errors="replace") as lines:
             lines.seek(self.begin)
-            return [json.loads(line) for line in lines if line.endswith("\n")]
+            return exchanges(lines)
 
     def missing(self) -> dict[str, int]:
         """By site that did not reply in all exchanges: in how many."""
         return dict(Counter(site for row in self.rows() for site in row["missing"]))
 
 
+def exchanges(lines: Iterable[str]) -> list[dict[str, Any]]:
+    """The exchanges in the lines of reports.jsonl, without a line that a crash cut short, or that is being written.
+
+    Args:
+        lines: with their ends.
+    """
+    found = []
+    for line in lines:
+        with contextlib.suppress(ValueError):
+            row = json.loads(line) if line.endswith("\n") else None
+            found += [row] if isinstance(row, dict) else []
+    return found
+
+
 def _passed_on(command: list[str], given: dict[str, str], log: Path, out: Any) -> tuple[int | None, str]:
-    """Run Flower's command and pass its output on; returns the number of Flower's run, and the last line."""
+    """Run Flower's command and copy its output; returns the number of Flower's run, and the last line."""
     number, last = None, ""
     process = subprocess.Popen(
         command, env={**given, "PYTHONUNBUFFERED": "1"}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
@@ -112,12 +132,17 @@ def _passed_on(command: list[str], given: dict[str, str], log: Path, out: Any) -
     try:
         log.touch(0o600)
         with log.open("a") as file:
+            copies = [out, file]
             for line in process.stdout or ():
                 last = line.strip() or last
                 if number is None and (found := re.search(r"Successfully started run (\d+)", line)):
                     number = int(found[1])
-                print(line, end="", file=out, flush=True)
-                print(line, end="", file=file, flush=True)
+                for copy in copies:
+                    try:
+                        print(line, end="", file=copy, flush=True)
+                    except OSError:  # nobody reads any more, or the disk is full: the run itself continues
+                        close_output(copy)
+                        copies = [other for other in copies if other is not copy]
         process.wait()
     except KeyboardInterrupt:
         raise _Interrupted(number is not None) from None
@@ -166,8 +191,9 @@ def _settled(server: "ServerConfig", number: int) -> "FlowerRun | None":
         control.close()
 
 
-def _tell(folder: Path, name: str) -> None:
-    print(f"run {name!r} has finished")
+def _tell(folder: Path, name: str, new: bool) -> None:
+    before = "had finished before, and was only evaluated again: --rounds extends it, --name starts another"
+    print(f"run {name!r} {'has finished' if new else before}")
     if (folder / "model.npz").exists():
         print(f'model:       {folder / "model.npz"}; use it: fs.load_model("{folder / "model.npz"}")')
     print(f"parameters:  {folder / 'solution.npz'}")

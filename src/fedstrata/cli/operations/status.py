@@ -73,10 +73,11 @@ def run_status(folder: Path) -> dict[str, Any]:
     who = who or server_of(folder)  # it may have started since, and then what was read is older
     if who is None and found["state"] in ("waiting", "running"):
         found |= {"state": "died", "why": f"died; `fedstrata deploy run --name {folder.name}` resumes it"}
+    sites = found.get("sites")
+    found["sites"] = {n: s for n, s in sites.items() if isinstance(s, dict)} if isinstance(sites, dict) else {}
     model = folder / "model.npz"
-    if (spent := _spent(folder)) is not None:
-        found["epsilon"] = spent  # also of the exchanges since the status was written
-    return {**found, "server": who, "model": str(model) if model.exists() else found.get("model")}
+    found |= _spent(folder) or {}  # also of the exchanges since the status was written
+    return {**found, "server": who, "model": str(model) if model.exists() else None}
 
 
 def registered(app: Path, server: "ServerConfig") -> tuple[list[dict[str, Any]] | None, str | None]:
@@ -105,13 +106,15 @@ def _rounds(run: dict[str, Any]) -> str:
 
 
 def _epsilon(run: dict[str, Any]) -> str:
-    return f"{run['epsilon']:.3g}" if isinstance(run.get("epsilon"), int | float) else ""
+    """ε, or why there is no number; empty for a run without noise or clipping."""
+    return f"{run['epsilon']:.3g}" if isinstance(run.get("epsilon"), int | float) else run.get("no_epsilon", "")
 
 
 def _stage(site: dict[str, Any]) -> str:
     from fedstrata.deploy.messages import EVALUATE
 
-    if not (last := site.get("last")):
+    last = site.get("last")
+    if not isinstance(last, list) or len(last) < 2:
         return "none"
     return f"evaluation after round {last[0]}" if last[1] == EVALUATE else f"round {last[0]}, exchange {last[1]}"
 
@@ -156,13 +159,13 @@ def _held_runs(folder: Path, logged: dict[str, dict[str, Any]]) -> list[dict[str
         home = homes.get(name)
         stages = [list(stage) for stage in DiskStore(home, name).stages()] if home else []
         used = _day(last_used(home)) if home else None
-        about = {"bytes": size(home), "stages": stages, "used": used, "epsilon": _spent(home)}
+        about = {"bytes": size(home), "stages": stages, "used": used, "epsilon": None, **(_spent(home) or {})}
         found.append({"run": name, **about, "log": logged.get(name)})
     return found
 
 
-def _spent(home: Path | None) -> float | None:
-    """The ε of a run by the counts in its folder; None without such a number, or if the file is damaged."""
+def _spent(home: Path | None) -> dict[str, Any] | None:
+    """The ε of a run by the counts in its folder, or why it is not known; None if the run is not private."""
     from fedstrata.base.accounting import epsilon
     from fedstrata.deploy.privacy_accountant import FILE as COUNTS
     from fedstrata.deploy.state_files import DamagedFile, read_json
@@ -170,12 +173,14 @@ def _spent(home: Path | None) -> float | None:
     try:
         if home is None or (found := read_json(home / COUNTS, "restore it")) is None:
             return None
-        if found.get("unprotected"):
-            return None
         spent = epsilon(found["noise"], max(found["exchanges"].values(), default=0), found["delta"])
-    except (DamagedFile, KeyError, TypeError, ImportError):
-        return None
-    return spent if math.isfinite(spent) else None
+        if found.get("unprotected") or not math.isfinite(spent):
+            return {"epsilon": None, "no_epsilon": "no guarantee"}
+    except (DamagedFile, KeyError, TypeError, AttributeError):
+        return {"epsilon": None, "no_epsilon": f"{COUNTS} is damaged"}
+    except ImportError:
+        return {"epsilon": None, "no_epsilon": "needs fedstrata[privacy]"}
+    return {"epsilon": spent}
 
 
 def _log(path: Path) -> dict[str, dict[str, Any]]:
