@@ -23,6 +23,23 @@ def test_values_come_back(value, escaped):
     assert strict_json.loads(text.encode(), objects=1000) == value
 
 
+digits = st.text('1"\\\\', max_size=60) | st.integers(0, 10**25).map(str) | st.integers(-(10**25), 10**25)
+
+
+@given(st.recursive(digits, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(digits.map(str), inner)))
+def test_digits_in_a_text_are_no_number(value):
+    def too_long(value):
+        if isinstance(value, int):
+            return abs(value) >= 10**strict_json.DIGITS
+        return not isinstance(value, str) and any(map(too_long, value.values() if isinstance(value, dict) else value))
+
+    if too_long(value):
+        with pytest.raises(ValueError, match=r"a number of 2\d digits"):
+            strict_json.loads(json.dumps(value), objects=1000)
+    else:
+        assert strict_json.loads(json.dumps(value), objects=1000) == value
+
+
 @given(st.binary(max_size=80) | st.text('[]{}",:\\u019dDa-.eE ', max_size=40).map(str.encode))
 def test_any_bytes_give_a_value_or_a_short_error(data):
     error = ""
@@ -43,6 +60,8 @@ BAD = {
     "many keys": (b"{" + b",".join(b'"%d":[1]' % i for i in range(60_000)) + b"}", "more than 20,000 keys"),
     "many digits": (b"[" + b"9" * (MIB - 2) + b"]", "1048574 digits"),
     "twenty digits": (b"[-10000000000000000000]", "20 digits"),
+    "digits, and quotes without end": (b"[" + b"1" * 20 + b',"' + b'\\"' * (MIB // 2 - 20), "20 digits"),
+    "digits in a text, and quotes without end": (b'["' + b"1" * 20 + b'\\"' * (MIB // 2 - 20), "Unterminated string"),
     "a fraction": (b"[1.5]", "1.5 is not a whole number"),
     "a long fraction": (b"[1." + b"1" * 1_000_000 + b"]", "a number of 1000000 digits"),
     "an exponent": (b"[1e400]", "1e400 is not a whole number"),
