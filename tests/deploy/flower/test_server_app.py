@@ -17,6 +17,7 @@ from grids import NAME, ROUNDS, SITES, TASK, deployment, grid, hurry, missing, s
 import fedstrata as fs
 from fedstrata.deploy.flower import server_app
 from fedstrata.deploy.flower.roster import Roster
+from fedstrata.deploy.policy import Policy
 from fedstrata.deploy.server import QuorumError
 from fedstrata.engine.checkpoint import CheckpointError
 from fedstrata.engine.privacy import epsilon
@@ -100,6 +101,20 @@ def test_a_run_is_not_resumed_with_another_number_of_sites(grid, tmp_path, expec
     assert grid.asked == []
     server_app.serve(deployment(), grid, "first", tmp_path / "out")
     np.testing.assert_allclose(solution(tmp_path / "out"), expected, rtol=1e-12)
+
+
+def test_a_run_that_began_with_fewer_sites_than_the_app_has_is_resumed_with_them(grid, tmp_path):
+    """`deploy run --sites 2` began it, and `deploy run` alone resumes it."""
+    grid.leave("site-2")
+    for number in range(2):
+        Policy(sites_at_least=2).keep_in(tmp_path / f"site-{number}")
+    asked = lambda **settings: server_app._as_wanted(deployment(), settings, tmp_path / "out")
+    assert asked(sites=2, rounds=1) == deployment(sites=2, rounds=1)
+    server_app.serve(asked(sites=2, rounds=1), grid, "first", tmp_path / "out")
+    assert asked() == deployment(sites=2)
+    server_app.serve(asked(), grid, "first", tmp_path / "out")
+    with pytest.raises(CheckpointError, match="has 2 sites, and now 3 are wanted: resume it with as many"):
+        server_app.serve(asked(sites=3), grid, "first", tmp_path / "out")
 
 
 def test_a_run_with_two_sites_of_one_name_does_not_begin(grid, tmp_path):

@@ -4,9 +4,8 @@ import json
 import logging
 import math
 import os
-import secrets
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
@@ -25,7 +24,7 @@ from fedstrata.deploy.flower.grid_link import grid_link
 from fedstrata.deploy.flower.patches import limited_pulls
 from fedstrata.deploy.flower.roster import Roster
 from fedstrata.deploy.flower.run_lock import only_server, reported, write_status
-from fedstrata.deploy.flower.sites_file import FILE, REMEDY, Begun, Program
+from fedstrata.deploy.flower.sites_file import FILE, REMEDY, Begun, Program, origin_of
 from fedstrata.deploy.link import Report
 from fedstrata.deploy.magnitudes import largest
 from fedstrata.deploy.server import DivergedError, QuorumError, Server, ServerState
@@ -60,15 +59,21 @@ def server_app(where: str) -> ServerApp:
         folder = Path(str(settings["folder"])) / run
         about = {"flower_run": flower_run}
         with only_server(folder, about, ENDING), reported(folder, run=run, **about):
-            deployment = resolve(where)
-            for name in ("sites", "rounds"):
-                if given := int(settings.get(name, 0)):
-                    deployment = deployment._replace(**{name: given})
+            deployment = _as_wanted(resolve(where), settings, folder)
             new_code = bool(settings.get("new-code", False))
             _log_to_stdout()
             serve(deployment, grid, run, folder, program=code_of(where).split()[-1], new_code=new_code)
 
     return app
+
+
+def _as_wanted(deployment: Deployment, settings: Mapping[str, Any], folder: Path) -> Deployment:
+    """The deployment with the sites and rounds of the command; a run that has begun keeps its number of sites."""
+    begun = Begun.read(folder / FILE)
+    if begun is not None and isinstance(deployment.sites, int):
+        deployment = deployment._replace(sites=len(begun.summaries))
+    given = {name: int(settings.get(name, 0)) for name in ("sites", "rounds")}
+    return deployment._replace(**{name: value for name, value in given.items() if value})
 
 
 def serve(
@@ -96,13 +101,16 @@ def serve(
     if begun is not None:
         begun.program.check(mine, folder, new_code)
         if deployment.site_count != (count := len(begun.summaries)):
-            raise CheckpointError(f"the run in {folder} has {count} sites, and now {deployment.site_count} are wanted")
+            raise CheckpointError(
+                f"the run in {folder} has {count} sites, and now {deployment.site_count} are wanted: resume it with as "
+                "many, or start a new run (another --name)"
+            )
     elif store.rounds():
         raise CheckpointError(f"{folder / FILE} is missing, and the run has begun; {REMEDY}")
     roster, summaries = _connected(deployment, grid, begun, run, program, lambda why: write_status(folder, why=why))
     agreement = agree_on(deployment, run, summaries)
     names = tuple(summary.site for summary in summaries)
-    origin = secrets.token_hex(16) if begun is None else begun.origin
+    origin = origin_of(folder) if begun is None else begun.origin
     terms = Terms(run, tuple(summaries), program, deployment.rounds, deployment.evaluations, origin)
     link = grid_link(roster, names, deployment.deadline, terms)
     record = Begun(summaries, {summary.site: roster.marks[summary.site] for summary in summaries}, mine, origin)

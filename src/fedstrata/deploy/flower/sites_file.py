@@ -1,5 +1,6 @@
 """The file of a run's sites in the server's folder, with the settings, versions and code with which the run began."""
 
+import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,7 +10,7 @@ from fedstrata.deploy.data_summary import DataSummary
 from fedstrata.deploy.state_files import DamagedFile, read_json, write_json
 from fedstrata.engine.checkpoint import CheckpointError
 
-FILE = "sites.json"  # in a run's folder
+FILE, ORIGIN = "sites.json", "origin.json"  # in a run's folder
 REMEDY = "restore it from a backup, or start a new run (another --name)"
 
 
@@ -91,6 +92,28 @@ class Begun(NamedTuple):
             write_json(file, {**about, **self.program._asdict()})
         except DamagedFile as error:
             raise CheckpointError(str(error)) from None
+
+
+def origin_of(folder: Path) -> str:
+    """The random text of a run's folder. It is made once, and stays if the run could not begin.
+
+    Sites that have sent numbers at the beginning take no other one.
+
+    Args:
+        folder: of the run.
+
+    Raises:
+        CheckpointError: its file is damaged, or cannot be written.
+    """
+    try:
+        if (found := read_json(folder / ORIGIN, REMEDY)) is None:
+            found = {"origin": secrets.token_hex(16)}
+            write_json(folder / ORIGIN, found)
+        return _typed(found, "origin", str)
+    except DamagedFile as error:
+        raise CheckpointError(str(error)) from None
+    except (KeyError, ValueError):
+        raise CheckpointError(f"{folder / ORIGIN} is damaged; {REMEDY}") from None
 
 
 def _typed(found: Mapping[str, Any], name: str, kind: type) -> Any:
