@@ -16,7 +16,7 @@ from fedstrata.deploy.policy import Policy, Refused
 
 ROWS = np.random.default_rng(0).normal(size=(12, 3))
 SQUARES = fs.Fair(lambda w, example: 0.5 * (w - example["x"]) @ (w - example["x"]), group="group", groups=2)
-WHY = "site-1 has fewer than 5 rows of a group in split '{}', and a mean over few rows reveals them; leave such groups"
+WHY = "site-1 has fewer than 5 rows of a group in split '{}', or of one label in it, and a mean over few rows reveals"
 
 
 def federation(rows, **more):
@@ -24,13 +24,14 @@ def federation(rows, **more):
     split = lambda of_one, **columns: fs.Federation.from_clients(
         [{"x": ROWS, "group": (np.arange(12) >= 12 - of_one).astype(np.int32), **columns}]
     )["train"]
-    columns = {"y": np.arange(12, dtype=np.int32) % 2} if more else {}
+    columns = {"y": np.zeros(12, np.int32)} if more else {}
     return fs.Federation({"train": split(rows, **columns), **{name: split(n, **columns) for name, n in more.items()}})
 
 
 def attacker(folder, problem, method, data, **policy):
     Policy(**policy).keep_in(folder)
-    options = {} if "valid" in data.splits else {"params": np.zeros(3), "batch_size": "all"}
+    options = {} if "valid" in data.splits else {"batch_size": "all"}
+    options |= {} if "y" in data["train"].examples else {"params": np.zeros(3)}
     return Attacker.alone(folder, Deployment(problem, method, lambda settings: data, 3, 3, options))
 
 
@@ -104,4 +105,36 @@ def test_a_group_that_a_function_of_an_example_tells_counts_alike(tmp_path, work
     found = attacker(tmp_path, problem, fs.FedMinMax(0.5), federation(1))
     with pytest.raises(Refused, match=WHY.format("train")):
         found.sends(begin_call())
+    found.victim()[0].close()
+
+
+def two_positives():
+    """Two groups of six rows with one positive row each."""
+    labels = np.zeros(12, np.int32)
+    labels[[2, 8]] = 1
+    return fs.Federation.from_clients([{"x": ROWS, "group": (np.arange(12) >= 6).astype(np.int32), "y": labels}])
+
+
+def test_single_positives_of_groups_would_be_revealed(tmp_path):
+    """The attack itself: FCFL sends the gradient of a gap between the means over the positives of two groups."""
+    found = attacker(tmp_path, CLASSIFY, fs.FCFL(step_size=0.1), two_positives(), fields=("*",), rows_at_least=1)
+    found.sends(begin_call())
+    context = found.victim()[0].sites[RUN][1].context
+    near_zero = lambda path: jax.tree.map(lambda a: np.full(a.shape, 1e-7, a.dtype), part(context.template, path))
+    arrays = pack({path: near_zero(path) for path in context.exchanges[0].receives})[0]
+    reply = found.sends(Message(RUN, Stage(0, 0), VICTIM, arrays, Stage(-1, 0)))
+    gap = next(a.ravel() for name, a in reply.arrays.items() if name.startswith("du") and a.size == 3)
+    gap = gap / np.linalg.norm(gap) * np.sign(gap[0])
+    wanted = ROWS[2] - ROWS[8]
+    np.testing.assert_allclose(gap, wanted / np.linalg.norm(wanted) * np.sign(wanted[0]), rtol=1e-4)
+    found.victim()[0].close()
+
+
+@pytest.mark.parametrize("method", [fs.FCFL(step_size=0.1), fs.FedAvg(0.5, 1)])
+def test_a_site_refuses_a_run_with_few_rows_of_a_label_in_a_group(tmp_path, worked, method):
+    """Whatever the method: evaluations have measures over the positives of a group, too."""
+    found = attacker(tmp_path, CLASSIFY, method, two_positives(), fields=("*",))
+    with pytest.raises(Refused, match=WHY.format("train")):
+        found.sends(begin_call())
+    assert worked == []
     found.victim()[0].close()

@@ -278,7 +278,7 @@ class Fair(LossProblem):
         groups.warn_of_missing(self.group, count, federation)
 
     def parts(self, federation: Any) -> dict[str, Any]:
-        return groups.sizes(self.group, self.group_count, federation)
+        return groups.sizes(self.group, self.group_count, federation, labels=self.decides)
 
     def unseen(self) -> "Fair":
         if self.groups is None:

@@ -62,16 +62,20 @@ def count(group: GroupOf, given: int | None, federation: Any) -> int:
     return total
 
 
-def sizes(group: GroupOf, total: int, federation: Any) -> dict[str, np.ndarray]:
+def sizes(group: GroupOf, total: int, federation: Any, labels: bool = False) -> dict[str, np.ndarray]:
     """By split, the number of rows of every group.
 
     Args:
         group: the column of the groups, or a function of one example.
         total: how many groups there are.
         federation: the data.
+        labels: whether to count the positive rows of a group and its others separately.
     """
     found = {name: codes(group, split, f"Fair, split {name!r}") for name, split in federation.splits.items()}
-    return {name: np.bincount(every, minlength=total) for name, every in found.items()}
+    if labels:
+        yes = {name: np.reshape(split.examples["y"], -1) == 1 for name, split in federation.splits.items()}
+        found = {name: 2 * every + yes[name] for name, every in found.items()}
+    return {name: np.bincount(every, minlength=total * (1 + labels)) for name, every in found.items()}
 
 
 def check_decisions(model: Callable[..., Any], x: Vector, federation: Any) -> None:
