@@ -1,5 +1,7 @@
 """How much a site answers in a run: different calls and replies, evaluations, bytes, stages on its disk, memory."""
 
+import contextlib
+
 import numpy as np
 import pytest
 
@@ -12,6 +14,7 @@ from deployments import method
 
 import fedstrata as fs
 from fedstrata.core.placement import part
+from fedstrata.deploy import guard
 from fedstrata.deploy.flower import worker as workers
 from fedstrata.deploy.flower.deployment import Deployment
 from fedstrata.deploy.messages import Message, Stage, pack
@@ -39,27 +42,35 @@ def round_call(round, x=0.0, before=(-1, 0), run=RUN):
     return Message(run, Stage(round, 0), VICTIM, {"x.tree": np.full(3, float(x))}, Stage(*before))
 
 
-def test_the_same_calls_in_another_order_get_a_bounded_number_of_different_replies(alone, tmp_path):
-    """The second exchange replies from what the first has left at the site, which another point changes."""
-    least = 1 + 3 * 2 + 2
+def of_two_exchanges(alone, folder, parameters):
+    """The attacker of a run with two exchanges a round, and a function that sends the calls of one at a point.
+
+    The second exchange replies from what the first has left at the site, which another point changes.
+    """
     found = method("CompositionalFedNest")
     task = task_of(found)
     options = {"params": START, "batch_size": 3}
-    Policy(parameters=least, rows_at_least=1).keep_in(tmp_path)
+    Policy(parameters=parameters, rows_at_least=1).keep_in(folder)
     attacker = alone(Deployment(task.problem, found, lambda settings: task.federation.select([1]), 3, 3, options))
     attacker.sends(begin_call())
-    context, replies = attacker.victim()[0].sites[RUN][1].context, {b""}
+    context = attacker.victim()[0].sites[RUN][1].context
 
     def asks(phase, x):
         full = lambda path: jax.tree.map(lambda a: np.full(a.shape, x, a.dtype), part(context.template, path))
         arrays = pack({path: full(path) for path in context.exchanges[phase].receives})[0]
-        reply = attacker.sends(Message(RUN, Stage(0, phase, phase), VICTIM, arrays, Stage(-1, 0)))
-        replies.add(b"".join(array.tobytes() for array in reply.arrays.values()))
+        return attacker.sends(Message(RUN, Stage(0, phase, phase), VICTIM, arrays, Stage(-1, 0)))
+
+    return attacker, asks
+
+
+def test_the_same_calls_in_another_order_get_a_bounded_number_of_different_replies(alone, tmp_path):
+    least, replies = 1 + 3 * 2 + 2, {b""}
+    attacker, asks = of_two_exchanges(alone, tmp_path, least)
 
     def asks_on():
-        for i in range(1000):
-            asks(0, 0.1 + i % 6 * 0.01)  # with the beginning and the other exchange, fewer calls than are allowed
-            asks(1, 0.3)
+        for i in range(1000):  # with the beginning and the other exchange, fewer calls than are allowed
+            for reply in (asks(0, 0.1 + i % 6 * 0.01), asks(1, 0.3)):
+                replies.add(b"".join(array.tobytes() for array in reply.arrays.values()))
 
     why = f"has sent {least} different replies in run 'first', and its policy allows {least}; its owner may raise"
     with pytest.raises(Refused, match=why):
@@ -68,6 +79,21 @@ def test_the_same_calls_in_another_order_get_a_bounded_number_of_different_repli
     done = attacker.victim()[0].guard.journal.answered(RUN)
     assert len(done.calls) < len(done.replies) == least
     attacker.sends(begin_call())  # what has left may leave again
+
+
+def test_a_site_does_not_compute_without_end_what_it_does_not_send(alone, tmp_path, worked, monkeypatch):
+    """Known calls whose replies differ each time, since other calls come in between."""
+    monkeypatch.setattr(guard, "MOST_REPEATS", 2)
+    least = 1 + 3 * 2 + 2
+    _, asks = of_two_exchanges(alone, tmp_path, least)
+    for i in range(200):
+        with contextlib.suppress(Refused):
+            asks(0, 0.1 + i % 5 * 0.01)
+        with contextlib.suppress(Refused):
+            asks(1, 0.3)
+    assert len(worked) <= 2 * least
+    with pytest.raises(Refused, match=f"has answered {2 * least} calls in run 'first', most of them repeated"):
+        asks(1, 0.3)
 
 
 def test_a_site_that_answers_fewer_calls_than_a_run_needs_says_so_before_the_first(alone, tmp_path, worked):

@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +39,7 @@ class Guard:
         """
         self.policy, self.log, self.journal = policy, log, Journal(log)
         self.too_large: dict[tuple, int] = {}  # by run and kind of call: the bytes of a reply that did not leave
+        self.unsent = Counter[str]()  # by run: replies that did not leave
 
     def set_policy(self, kept: Policy | None, folder: Path) -> bool:
         """Hold to this policy from now on, and write it down; returns whether it is another one than before.
@@ -167,8 +169,8 @@ class Guard:
         for split, sizes in problem.parts(data).items():
             if np.any((sizes > 0) & (sizes < least)):
                 raise Refused(
-                    f"{site} has fewer than {least} rows of a group in split {split!r}, and a mean over few rows "
-                    "reveals them; leave such groups out, or its owner may lower rows_at_least"
+                    f"{site} has fewer than {least} rows of a group in split {split!r}, or of one label in it, and a "
+                    "mean over few rows reveals them; leave such groups out, or its owner may lower rows_at_least"
                 )
 
     def check(self, terms: Terms, context: RoundContext, call: Message, kept: bool = False) -> None:
@@ -210,10 +212,10 @@ class Guard:
                     f"{site} has answered {found} evaluations in run {terms.run!r}, whose terms have "
                     f"{terms.evaluations}; more of them need new terms"
                 )
-        if done.answers >= MOST_REPEATS * allowed:
+        if (found := done.answers + self.unsent[terms.run]) >= MOST_REPEATS * allowed:
             raise Refused(
-                f"{site} has answered {done.answers} calls in run {terms.run!r}, most of them repeated; its owner may "
-                "raise parameters"
+                f"{site} has answered {found} calls in run {terms.run!r}, most of them repeated; its owner may raise "
+                "parameters"
             )
         # Again when the reply is known. Where its size varies, what was too large before is not computed once more.
         self._check_bytes(terms.run, max(_least_bytes(context, call.stage), self.too_large.get(_kind(call), 0)))
@@ -229,6 +231,7 @@ class Guard:
         """
         done, allowed = self.journal.answered(terms.run), self._allowed(terms, context)
         if len(done.replies) >= allowed and hashlib.sha256(sent).hexdigest() not in done.replies:
+            self.unsent[terms.run] += 1
             raise Refused(
                 f"{self.log.site} has sent {len(done.replies)} different replies in run {terms.run!r}, and its policy "
                 f"allows {allowed}; its owner may raise parameters"
@@ -236,6 +239,7 @@ class Guard:
         try:
             self._check_bytes(terms.run, len(sent))
         except Refused:
+            self.unsent[terms.run] += 1
             self.too_large[_kind(call)] = len(sent)
             raise
 

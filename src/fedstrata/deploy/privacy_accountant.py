@@ -79,15 +79,15 @@ class PrivacyAccountant:
     def _written(self, file: Path, privacy: Privacy) -> Mapping[str, int] | None:
         if (found := state_files.read_json(file, REMEDY)) is None:
             return None
-        for name in ("noise", "where"):
+        counts = found.get("exchanges")
+        if not isinstance(counts, dict) or not all(type(count) is int and count >= 0 for count in counts.values()):
+            raise state_files.DamagedFile(f"{file} is damaged (it has no counts); {REMEDY}")
+        for name in ("noise", "where") if any(counts.values()) else ():
             if name in found and found[name] != (now := getattr(privacy, name)):
                 raise ValueError(
                     f"{file} counts releases with {name}={found[name]!r}, and this run has {now!r}; resume it as it "
                     "was, or start a new run"
                 )
-        counts = found.get("exchanges")
-        if not isinstance(counts, dict) or not all(type(count) is int and count >= 0 for count in counts.values()):
-            raise state_files.DamagedFile(f"{file} is damaged (it has no counts); {REMEDY}")
         return counts
 
     def noise_for(self, stage: Stage, sites: Iterable[str], released: bool, grid: Grid | None) -> Noise | None:

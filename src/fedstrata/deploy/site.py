@@ -73,7 +73,7 @@ class Site:
         self.local_fields = local_fields(self.context.state)
         self.accountant = PrivacyAccountant(self.context.privacy, noise_key)
         if isinstance(store, DiskStore):
-            begun = bool(store.stages()) or bool(answered and answered.answers)
+            begun = bool(store.stages()) or bool(answered and answered.has_numbers())
             self.accountant.keep_in(store.folder, begun=begun, least={name: self._releases(answered)})
 
     def answer(self, call: Message) -> Message:

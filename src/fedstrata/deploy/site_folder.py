@@ -78,7 +78,7 @@ class RunRecord:
         self.logged: Mapping[str, Any] | None = journal.agreed.get(run)
 
     def terms(self, proposed: Terms | None) -> Terms | None:
-        """The terms under which the run began here; None if it has not.
+        """The terms under which the run began here; None if it has not, or if they are lost and nothing has left.
 
         Terms that were lost are taken from the server again if they have the hash that is in the log.
 
@@ -103,6 +103,8 @@ class RunRecord:
             if self.logged is not None and found is not None and found.digest() == self.logged["message"]:
                 rounds, evaluations = self.logged["wanted"]
                 return found._replace(rounds=rounds, evaluations=evaluations)
+        if proposed is not None and not self.has_answered():
+            return None
         what = "is missing" if kept is None else "does not have the terms that this site agreed to"
         raise DamagedFile(f"{self.site}: {damage or f'{path} {what}; {remedy}'}")
 
@@ -139,9 +141,7 @@ class RunRecord:
             raise Refused(
                 f"{site} runs version {program} of the app, and the server {proposed.program}; give both the same one"
             )
-        if kept is None:
-            return proposed
-        if not self.has_answered():  # a server whose first attempt failed may begin again
+        if kept is None or not self.has_answered():  # a server whose first attempt failed may begin again
             if proposed != kept and self.journal.counts.get(("begun", run), 0) >= MOST_ATTEMPTS:
                 raise Refused(f"{site}: run {run!r} has begun {MOST_ATTEMPTS} times, without a round; start a new run")
             return proposed

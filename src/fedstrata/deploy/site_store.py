@@ -32,7 +32,7 @@ class SiteStore(Protocol):
         ...
 
     def keep(self, stages: set[tuple[int, int]]) -> None:
-        """Delete all other stages before the last of these, given as (round, exchange).
+        """Delete all other stages before the last of these, given as (round, exchange). Without any, delete all.
 
         The last few later ones stay: they are there if an old call was received again. A server that makes up calls for
         late rounds cannot fill the store.
@@ -127,7 +127,7 @@ class MemoryStore:
 
 def _superfluous(stored: list[tuple[int, int]], kept: set[tuple[int, int]]) -> set[tuple[int, int]]:
     """The stages to delete, of those that are stored, in their order."""
-    later = [stage for stage in stored if stage > max(kept)]
+    later = [stage for stage in stored if kept and stage > max(kept)]
     return set(stored) - kept - set(later[-LATER:])
 
 

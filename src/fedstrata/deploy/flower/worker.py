@@ -82,7 +82,7 @@ class Worker:
                 return {"survey": json.dumps(own), "mark": self.identity.mark}, b""
             self._check_proof(request["about"], body, own.site)
             call = Message.decode(body)
-            terms, site = self._site(call.run, settings, data, own, request["about"], guard)
+            terms, site = self._site(call, settings, data, own, request["about"], guard)
             kept = self.last if self.last is not None and self.last[0] == body else None
             guard.check(terms, site.context, call, kept is not None)
             if kept is None:  # a call that is received twice is worked on once
@@ -144,14 +144,15 @@ class Worker:
 
     def _site(
         self,
-        run: str,
+        call: Message,
         settings: Mapping[str, Any],
         data: Federation,
         own: DataSummary,
         about: Mapping[str, Any],
         guard: Guard,
     ) -> tuple[Terms, Site]:
-        """The terms of this run and its site; both are kept, and later calls must fit them."""
+        """The terms of a call's run and its site; both are kept, and later calls must fit them."""
+        run = call.run
         record = RunRecord(self.folder, run, own.site, guard.journal)
         proposed = Terms.decode(about["terms"]) if "terms" in about else None
         kept = self.sites[run][0] if run in self.sites else record.terms(proposed)
@@ -165,7 +166,11 @@ class Worker:
         guard.check_parts(agreement.context.problem, data, own.site)
         now = settings_of(self.deployment)
         record.check_settings(now)
-        anew = kept is not None and kept.digest() != terms.digest() and not record.has_answered()
+        store = DiskStore(record.home, own.site)
+        before = None if record.has_answered() else record.logged  # the last of the terms that had no effect yet
+        if before is not None and before["message"] != terms.digest():
+            store.keep(set())  # the start that was prepared under them
+            self.last = None
         tells = settings.get("tells")  # decided at the site, never by a message
         check_tells(tells, guard.policy, own.site)
         answered = guard.journal.answered(run)
@@ -173,15 +178,15 @@ class Worker:
             with_data(agreement, data),
             own.site,
             terms.number(own.site),
-            DiskStore(record.home, own.site),
+            store,
             data=data,
             tells=tells,
             answered=answered,
         )
-        if anew:  # what the site prepared was under other terms; a server that resumes does not ask for it again
-            self.last = None
-            site.answer(Message(run, Stage(-1, BEGIN), own.site, {}))
         record.write(terms, now, begun=kept is not None)
+        if before is not None and not store.stages() and call.stage[:2] != (-1, BEGIN):
+            # A server that resumes does not ask for it.
+            site.answer(Message(run, Stage(-1, BEGIN), own.site, {}))
         self.sites.pop(run, None)
         while len(self.sites) >= MOST_RUNS:
             del self.sites[next(iter(self.sites))]  # it is made again when it is called
