@@ -159,7 +159,7 @@ def agree(
     check_parameters(x0)
     problem = problem.unseen().bind(x0, federation, rule)
     algorithm.check(problem)
-    check_counts(problem, federation, rule)
+    check_counts(problem, federation, rule, others=len(summaries) == 1)  # a site is checked before others come
     check_private(privacy, algorithm, problem)
     participation.check(federation.clients)
     needed = sorted({*problem.streams.values()})

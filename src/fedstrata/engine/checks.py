@@ -112,8 +112,15 @@ def check_grid(context: RoundContext, template: PlacedState) -> None:
         started.grid(select(context.state, lambda p: p.up), context.clients)
 
 
-def check_counts(problem: Problem, federation: Federation, rule: Sampler) -> None:
-    """Every client must have rows in the splits that its steps draw from."""
+def check_counts(problem: Problem, federation: Federation, rule: Sampler, others: bool = False) -> None:
+    """Every client must have rows in the splits that its steps draw from.
+
+    Args:
+        problem: what is minimised; it may let clients lack a split, but not all of them.
+        federation: the data.
+        rule: draws the batches.
+        others: whether clients will come that are not known yet.
+    """
     clients = max(split.clients for split in federation.splits.values())
     for name in sorted({*problem.streams.values()}):
         if federation[name].clients != clients:
@@ -123,7 +130,7 @@ def check_counts(problem: Problem, federation: Federation, rule: Sampler) -> Non
                 f"the clients' own rows out with federation.hold_out({name!r})"
             )
         counts = np.asarray(federation[name].counts)
-        if problem.may_lack and (counts.max() > 0 or clients == 1):  # one: a site that is checked before others come
+        if problem.may_lack and (counts.max() > 0 or others):
             counts = np.where(counts > 0, counts, np.iinfo(np.int32).max)  # clients without rows draw none
         if counts.min() < 1:
             empty = federation.names[int(counts.argmin())]

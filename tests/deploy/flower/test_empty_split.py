@@ -14,6 +14,8 @@ from grids import NAME, ROUNDS, SITES, TASK, Grid, deployment, hurry, missing, s
 
 import fedstrata as fs
 from fedstrata.deploy.flower import server_app
+from fedstrata.deploy.flower.config import SiteConfig
+from fedstrata.deploy.flower.preflight import check
 from fedstrata.deploy.policy import Policy
 
 __all__ = ["hurry"]  # a fixture
@@ -82,6 +84,34 @@ def test_a_site_with_one_kind_of_labels_takes_part_in_a_pairwise_run(tmp_path, h
         worker.close()
 
 
+def test_a_client_that_lacks_a_split_runs_with_others_and_not_alone():
+    """Also in a simulation: there is nothing to compare its positives with."""
+    alone, task = ranked().select([1]), task_of(CASES[RANKED].algorithm)
+    with pytest.raises(ValueError, match="has no examples in split 'negatives'"):
+        fs.run(task.problem, CASES[RANKED].algorithm, alone, rounds=1, **OPTIONS)
+
+
+def write_ranked(folder, package):
+    """An app whose second site has no negatives."""
+    app = write_app(folder, package, RANKED, ROUNDS)
+    task = app / package / "task.py"
+    load = LABELS + '    return found.select([settings["number"]])\n'
+    task.write_text(task.read_text().replace("    return data_of(task, settings)\n", load))
+    return app
+
+
+def test_a_site_with_one_kind_of_labels_is_found_ready(tmp_path):
+    app, file = write_ranked(tmp_path, "rankedcheck"), tmp_path / "site.toml"
+    about = 'site = "site-1"\nserver = "127.0.0.1:9"\ninsecure = true\n[settings]\nnumber = 1\n[policy]\n'
+    file.write_text(about + 'rows_at_least = 1\nfields = ["*"]\n')
+    file.chmod(0o600)
+    found = {one.what: one for one in check(SiteConfig.read(file), app, "rankedcheck.task:deployment")}
+    assert "negatives: 0 rows" in found["data"].found
+    for what in ("data", "policy", "one round", "disk"):
+        assert found[what].good, found[what]
+    assert found["one round"].found.startswith("not run: without rows of split 'negatives'")
+
+
 @pytest.mark.slow
 def test_a_site_without_rows_of_a_split_takes_part_over_real_flower(tmp_path):
     programs_or_skip()
@@ -102,10 +132,7 @@ def test_a_site_without_rows_of_a_split_takes_part_over_real_flower(tmp_path):
 @pytest.mark.slow
 def test_a_site_with_one_kind_of_labels_takes_part_in_a_pairwise_run_over_real_flower(tmp_path):
     programs_or_skip()
-    app = write_app(tmp_path, "rankedapp", RANKED, ROUNDS)
-    task = app / "rankedapp" / "task.py"
-    load = LABELS + '    return found.select([settings["number"]])\n'
-    task.write_text(task.read_text().replace("    return data_of(task, settings)\n", load))
+    app = write_ranked(tmp_path, "rankedapp")
     with federation(tmp_path, app, policy=FEW) as flower:
         found = finished(started(flower, tmp_path / "out"), tmp_path / "out" / "first")
     np.testing.assert_allclose(found, simulated_ranks(task_of(CASES[RANKED].algorithm).problem), rtol=1e-12)

@@ -151,7 +151,9 @@ class _Checks:
                     f"it would refuse a new run: {len(self.runs)} have begun here; the site's owner may raise "
                     "runs_at_most"
                 )
-            others = [own._replace(site=f"another-{i}", key=str(i)) for i in range(1, self.deployment.site_count)]
+            counts = {name: rows or max(own.counts.values()) for name, rows in own.counts.items()}
+            other = lambda i: own._replace(site=f"another-{i}", key=str(i), counts=counts)
+            others = [other(i) for i in range(1, self.deployment.site_count)]
             terms = Terms("check", (own, *others), "", self.deployment.rounds, self.deployment.evaluations)
             with TemporaryDirectory() as folder:
                 guard = Guard(policy._replace(runs=("*",)), SiteLog(Path(folder) / "log", own.site))
@@ -189,7 +191,11 @@ class _Checks:
         if self.deployment is None or self.data is None:
             raise Wrong("not checked: see above")
         options = {name: value for name, value in self.deployment.options.items() if name != "cohort"}
-        server, sites, _ = in_process_run(self.deployment.problem, self.deployment.algorithm, self.data, **options)
+        problem, own = self.deployment.problem, DataSummary.of(self.site.site, self.data)
+        if problem.may_lack and (empty := [name for name in {*problem.streams.values()} if not own.counts[name]]):
+            self.state_bytes = agree_on(self.deployment, "check", [own]).state_bytes()
+            return f"not run: without rows of split {empty[0]!r} the method cannot run on this site's data alone"
+        server, sites, _ = in_process_run(problem, self.deployment.algorithm, self.data, **options)
         began = time.monotonic()
         now = advance(server, 1)
         if not all(np.all(np.isfinite(a)) for a in jax.tree.leaves(server.solution(now))):
