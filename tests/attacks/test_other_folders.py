@@ -75,6 +75,17 @@ def test_a_database_in_a_folder_where_others_can_put_files_is_refused(app, tmp_p
     assert rights(shared) == before
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="only the superuser can give a folder to another user")
+def test_a_database_in_a_folder_of_another_user_is_refused_with_the_reason(app, tmp_path):
+    folder = tmp_path / "theirs"
+    folder.mkdir(mode=0o700)
+    os.chown(folder, 1234, 1234)
+    with pytest.raises(
+        ValueError, match=rf"{folder}, which .* belongs to user 1234, and this is user 0: run the server"
+    ):
+        server(app, folder / "superlink.db").command()
+
+
 def test_a_link_in_place_of_the_database_is_not_followed(app, tmp_path):
     (tmp_path / "theirs").write_text("")
     (app / "superlink.db").symlink_to(tmp_path / "theirs")

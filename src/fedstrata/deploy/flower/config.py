@@ -243,7 +243,12 @@ def _protect(database: Path, out: Path) -> None:
         make_private(out)
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     found = folder.stat()
-    if found.st_uid not in (os.getuid(), 0) or found.st_mode & 0o022:
+    if found.st_uid not in (os.getuid(), 0):
+        raise ValueError(
+            f"{folder}, which holds the server's database, belongs to user {found.st_uid}, and this is user "
+            f"{os.getuid()}: run the server as its owner, or choose another database in server.toml"
+        )
+    if found.st_mode & 0o022:
         raise ValueError(
             f"others can put files into {folder}, which holds the server's database: choose another database in "
             f'server.toml, e.g. "{ServerConfig._field_defaults["database"]}"; or, if the folder is yours, chmod go-w it'
