@@ -181,10 +181,16 @@ class Memory:
 def attack(target: Target, data: bytes, worst: Worst, room: Memory, compare: bool) -> Worst:
     """Read a message and check its limits; the worst values with this one."""
     what = f"{target.name}: {len(data)} bytes {data[:200]!r}"
-    with room.limited(what):
-        taken, error = seconds(target, data)
-        if taken > SECONDS / 2:  # others use this machine, too
-            taken = min(taken, *(seconds(target, data)[0] for _ in range(5)))
+    try:
+        with room.limited(what):
+            taken, error = seconds(target, data)
+    except (
+        AssertionError
+    ):  # earlier messages, and other threads, have left something: what this one takes, it takes again
+        with Memory().limited(what):
+            taken, error = seconds(target, data)
+    if taken > SECONDS / 2:  # others use this machine, too
+        taken = min(taken, *(seconds(target, data)[0] for _ in range(5)))
     what = f"{what}: {error[:200]}"
     assert taken <= SECONDS, what
     assert error.isprintable(), what

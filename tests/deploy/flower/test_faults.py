@@ -199,17 +199,19 @@ def test_a_site_rejects_a_server_with_another_certificate(flower, tmp_path):
 
 @needs_full
 def test_a_second_site_with_the_same_name_is_refused(flower, tmp_path, undisturbed):
-    """It has a different registered key, and another state folder."""
+    """It has a different registered key, and another state folder. It is asked because another site is missing."""
     private, public = site_keys(tmp_path / "keys", "twin")
     flower.register(public)
     port = flower.sites["site-0"].port + 2000
     flower.sites["twin"] = flower.sites["site-0"]._replace(state="twin", key=str(private), port=port)
     process, _ = begun(flower, tmp_path, 0)
-    os.kill(flower.worker("site-1"), signal.SIGSTOP)  # the run must not end before the twin connects
+    flower.kill("site-1")
     flower.start_site("twin")
     log = tmp_path / "run.log"
-    wait_until(lambda: "another site has the name 'site-0'" in log.read_text(), log, process)
-    os.kill(flower.worker("site-1"), signal.SIGCONT)
+    try:
+        wait_until(lambda: "another site has the name 'site-0'" in log.read_text(), log, process)
+    finally:
+        flower.start_site("site-1")
     np.testing.assert_array_equal(finished(process, results(tmp_path)), undisturbed)
     flower.kill("twin")
 
