@@ -225,11 +225,15 @@ def test_a_run_begins_anew_a_limited_number_of_times(attacker, tmp_path, monkeyp
     assert attacker.sends(first_round(), terms=others(attacker, 1)).arrays
 
 
-def test_a_site_with_a_new_log_may_begin_a_run_again(attacker, tmp_path):
-    """Its owner has moved the old one away."""
+@pytest.mark.parametrize("asked", [True, False])
+def test_a_site_with_a_new_log_may_begin_a_run_again(attacker, tmp_path, worked, asked):
+    """Its owner has moved the old one away. It prepares its start for the new terms, asked or not."""
     attacker.victim()[0].close()
     (tmp_path / "log.jsonl").rename(tmp_path / "old.jsonl")
     attacker.victim = Attacker.alone(tmp_path, averaging()).victim
-    attacker.sends(begin_call(), terms=others(attacker))
+    worked.clear()
+    if asked:
+        attacker.sends(begin_call(), terms=others(attacker))
     assert attacker.sends(first_round(), terms=others(attacker)).arrays
+    assert [stage[:2] for _, stage in worked] == [(-1, 0), (0, 0)]
     attacker.victim()[0].close()

@@ -24,7 +24,7 @@ from fedstrata.deploy.in_process import Traffic, advance, in_process_link, in_pr
 from fedstrata.deploy.messages import Message, Stage, pack
 from fedstrata.deploy.privacy_accountant import PrivacyAccountant
 from fedstrata.deploy.secure_sum import MaskedSum, SecureSumError
-from fedstrata.deploy.server import Server, ServerState
+from fedstrata.deploy.server import QuorumError, Server, ServerState
 from fedstrata.deploy.site import Site
 from fedstrata.deploy.site_store import DiskStore, MemoryStore
 from fedstrata.engine.checkpoint import Checkpoints
@@ -288,6 +288,22 @@ def test_sites_add_noise_to_their_replies_and_the_server_adds_none():
     mean = np.mean([replies[i].arrays["x.tree"] for i in range(4)], axis=0)
     np.testing.assert_allclose(again.round(start).shared.x.tree, mean, rtol=1e-13)
     assert [site.privacy().exchanges for site in sites] == [1] * 4
+
+
+def test_replies_with_noise_of_sites_count_at_the_server_although_their_round_is_repeated():
+    """Every one of them has other noise, and the server has seen it."""
+    server, sites = deployed("FedAvg", privacy=LOCAL)
+    now, link = server.begin(), server.caller.link
+    server.caller.link = lambda calls: {i: reply for i, reply in link(calls).items() if i != 2}
+    for _ in range(3):
+        with pytest.raises(QuorumError):
+            server.round(now)
+    server.caller.link = link
+    server.round(now)
+    counts = [server.accountant.counts[name] for name in server.names]
+    assert counts == [4, 4, 1, 4]  # three replies of one site were lost on their way
+    assert [site.privacy().exchanges for site in sites] == [4] * 4
+    assert server.privacy().exchanges == 4
 
 
 def test_a_repeated_call_draws_new_noise_which_the_site_counts_and_remembers(tmp_path):

@@ -1,7 +1,7 @@
 """The server of a deployed run: it calls sites, merges their replies, and holds the run's state."""
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -215,8 +215,13 @@ class Server:
         return self.context.grid(sent, len(self.names) if round < 0 else None)
 
     def _noise(self, stage: Stage, sites: list[int], sent: tuple[str, ...]) -> Noise | None:
+        """The noise that the server adds to the means, which is counted."""
+        grid = self._grid(stage.round, sent)
+        return None if grid is None else self._counted(stage, sites, sent, grid)
+
+    def _counted(self, stage: Stage, sites: Iterable[int], sent: tuple[str, ...], grid: Grid | None) -> Noise | None:
         released, names = bool(means(self.context.state, sent)), [self.names[i] for i in sites]
-        return self.accountant.noise_for(stage, names, released, self._grid(stage.round, sent))
+        return self.accountant.noise_for(stage, names, released, grid)
 
     def _reveal(self, stage: Stage, sent: Sent, reference: Any) -> tuple[Sent, dict[str, Any]]:
         """What was sent in the open, and the means of what was concealed; integers, if noise is added to them."""
@@ -328,6 +333,8 @@ class Server:
         message = lambda i: Message(self.agreement.run, stage, self.names[i], arrays, after.get(i), pools or None)
         calls = {i: message(i) for i in sites}
         received, report = self.caller.collect(stage, calls, lambda reply: self._fields(reply, wanted))
+        if self.context.privacy is not None and self.context.privacy.where == "sites":
+            self._counted(stage, received, wanted, None)  # the server has seen them, whatever becomes of the exchange
         self.missing = report.missing
         self.on_report(report)
         return received

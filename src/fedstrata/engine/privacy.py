@@ -22,7 +22,9 @@ way, and the guarantee also holds against the server. The mean then has the vari
 **A secure sum** shows the merge only the mean. Its q = rint((mean − reference) / γ) moves by at most B if clients clip
 to (B − 2 √d) γ / w_max = clip (1 − 2 √d / B): rounding two neighbours adds √d, and √d is left for the resolution of the
 sum and for its rounding in 64 bits (half a step of the grid for each number). All clients clip to that, so that a run
-is the same with and without one. Here the bound relies on the clients: the merge cannot shorten what it does not see.
+is the same with and without one. Here the bound relies on all clients: the merge cannot shorten what it does not see,
+and the sum has 64 bits, so that one client that sends too large a number moves the sum across their end, which tells
+whether the others' is above a number of its choice. One client that lies costs every client its guarantee.
 
 **The reference** of a field is the value that the server sent last in this round. Before that, and always for a
 `Reported` field, it is the template (the start value of `init_server`). In a round of one exchange it is the round's
@@ -91,8 +93,8 @@ class Privacy:
             object.__setattr__(self, name, float(value))
         if not 1e-30 <= self.clip <= 1e30:  # beyond, steps of the grid are no numbers of float32
             raise ValueError(f"Privacy: clip={self.clip!r} must be between 1e-30 and 1e30; scale the parameters")
-        if self.noise > 1e30:
-            raise ValueError(f"Privacy: noise={self.noise!r} must be at most 1e30; use a smaller multiple of the clip")
+        if self.noise > 1e12:  # beyond, ε is too small for its computation
+            raise ValueError(f"Privacy: noise={self.noise!r} must be at most 1e12; use a smaller multiple of the clip")
         if not isinstance(self.delta, float) or not 0 < self.delta < 1:
             raise ValueError(f"Privacy: delta={self.delta!r} must be between 0 and 1; well below 1 / clients is usual")
         if isinstance(self.accept, str):

@@ -167,9 +167,11 @@ class Worker:
         now = settings_of(self.deployment)
         record.check_settings(now)
         store = DiskStore(record.home, own.site)
-        before = None if record.has_answered() else record.logged  # the last of the terms that had no effect yet
-        if before is not None and before["message"] != terms.digest():
-            store.keep(set())  # the start that was prepared under them
+        last = None if kept is None else kept.digest()  # the log may have others, or may have been moved away
+        last = last if record.logged is None else record.logged["message"]
+        prepared = last is not None and not record.has_answered()  # and nothing more
+        if prepared and last != terms.digest():
+            store.keep(set())  # the start that was prepared under other terms
             self.last = None
         tells = settings.get("tells")  # decided at the site, never by a message
         check_tells(tells, guard.policy, own.site)
@@ -184,7 +186,7 @@ class Worker:
             answered=answered,
         )
         record.write(terms, now, begun=kept is not None)
-        if before is not None and not store.stages() and call.stage[:2] != (-1, BEGIN):
+        if prepared and not store.stages() and call.stage[:2] != (-1, BEGIN):
             # A server that resumes does not ask for it.
             site.answer(Message(run, Stage(-1, BEGIN), own.site, {}))
         self.sites.pop(run, None)
