@@ -178,9 +178,8 @@ def test_sizes_are_found_in_every_precision(dtype):
         assert no_longer_finite({"x": array}, {"x": bad}) == "['x']"
         assert no_longer_finite({"x": bad}, {"x": bad}) == ""  # as at the start: it has a meaning
     if dtype != np.float16:
-        with pytest.raises(
-            NotFinite, match="^x has values whose squares are not finite$"
-        ):  # and not how large they are
+        words = r"^x has values whose squares are not finite$"  # and not how large they are
+        with pytest.raises(NotFinite, match=words):
             check_magnitudes({"x": np.array([-float(ml_dtypes.finfo(dtype).max) / 2], dtype)})
 
 
