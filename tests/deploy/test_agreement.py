@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import fedstrata as fs
+from fedstrata.deploy import data_summary
 from fedstrata.deploy.agreement import agree, placeholder_federation, with_data
 from fedstrata.deploy.data_summary import DataSummary
 from fedstrata.deploy.terms import Terms
@@ -47,6 +48,24 @@ def test_a_summary_changes_with_a_value_and_confirms_no_guess():
     assert first == DataSummary.of("Ulm", data(5), secret=b"1").data
     assert first != DataSummary.of("Ulm", other, secret=b"1").data
     assert first != DataSummary.of("Ulm", data(5), secret=b"2").data
+
+
+def test_a_changed_source_of_the_library_is_another_version_of_it(tmp_path, monkeypatch):
+    """A checkout keeps its version number while its sources change."""
+    assert data_summary.versions()["fedstrata"] == data_summary.library()
+    read, file = data_summary.library.__wrapped__, tmp_path / "core" / "step.py"
+    monkeypatch.setattr(data_summary, "__file__", str(tmp_path / "deploy" / "data_summary.py"))
+    file.parent.mkdir()
+    file.write_text("STEP = 1\n")
+    before = read()
+    assert before == read()
+    assert before.startswith(f"{fs.__version__} (")
+    file.write_text("STEP = 2\n")
+    assert read() != before
+    file.write_text("STEP = 1\n")
+    assert read() == before
+    file.rename(file.with_name("stride.py"))
+    assert read() != before
 
 
 def test_the_terms_of_a_run_keep_the_order_of_splits():

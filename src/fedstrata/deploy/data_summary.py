@@ -1,11 +1,13 @@
 """What a site reports of its data before a run: sizes, shapes, and what identifies them. No example, no value."""
 
+import functools
 import hmac
 import importlib.metadata
 import math
 import platform
 from collections.abc import Mapping
 from hashlib import sha256
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -118,7 +120,16 @@ def versions() -> dict[str, str]:
     found = {name: importlib.metadata.version(name) for name in ("jax", "jaxlib", "numpy", "equinox", "optax")}
     python = ".".join(platform.python_version_tuple()[:2])
     precision = "64-bit" if jax.numpy.zeros(()).dtype.itemsize == 8 else "32-bit"
-    return {"fedstrata": __version__, **found, "python": python, "floats": precision, "device": jax.default_backend()}
+    return {"fedstrata": library(), **found, "python": python, "floats": precision, "device": jax.default_backend()}
+
+
+@functools.cache
+def library() -> str:
+    """The version of this library, and a hash of its sources: those of a checkout change while its version stays."""
+    root, digest = Path(__file__).parents[1], sha256()
+    for file in sorted(root.rglob("*.py")):
+        digest.update(f"{file.relative_to(root).as_posix()}\0".encode() + sha256(file.read_bytes()).digest())
+    return f"{__version__} ({digest.hexdigest()[:8]})"
 
 
 def differing_shapes(a: DataSummary, b: DataSummary) -> str:

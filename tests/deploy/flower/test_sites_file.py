@@ -1,6 +1,7 @@
 """Files in the folder of a run at the server, damaged or of an earlier release: a clear error, and nothing is lost."""
 
 import json
+import re
 import shutil
 
 import numpy as np
@@ -11,7 +12,7 @@ pytest.importorskip("flwr", reason="flwr is not installed")
 from deployments import simulated
 from grids import NAME, SITES, TASK, deployment, grid, hurry, solution
 
-from fedstrata.deploy.data_summary import DataSummary
+from fedstrata.deploy.data_summary import DataSummary, versions
 from fedstrata.deploy.flower import server_app
 from fedstrata.deploy.flower.sites_file import Begun, Program
 from fedstrata.engine.checkpoint import CheckpointError
@@ -144,6 +145,16 @@ def test_the_file_of_sites_is_for_its_owner_and_says_how_the_run_began(folder):
         found.program.check(found.program._replace(program="2"), folder, new_code=False)
     with pytest.raises(CheckpointError, match=r"seed: saved 5, now 6"):
         found.program.check(found.program._replace(settings={**found.program.settings, "seed": 6}), folder, True)
+
+
+@pytest.mark.parametrize("library", sorted(versions()))
+def test_a_run_is_not_resumed_with_another_version_of_a_library_at_the_server(library, grid, folder, monkeypatch):
+    before, files = versions(), lambda: {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    kept = files()
+    monkeypatch.setattr(server_app, "versions", lambda: {**before, library: "0.0.1"})
+    with pytest.raises(CheckpointError, match=re.escape(f"{library}: saved {before[library]!r}, now '0.0.1'")):
+        serve(grid, folder, 2)
+    assert files() == kept
 
 
 @pytest.mark.parametrize("name", ["status.json", "server.lock"])
