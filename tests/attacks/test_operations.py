@@ -238,3 +238,14 @@ def test_a_superlink_behind_a_proxy_listens_on_loopback(app, capsys):
         path.write_text(f'address = "example.org:9092"\n{wrong}\n')
         with pytest.raises(ValueError, match=wrong.split()[0]):
             ServerConfig.read(path)
+
+
+@pytest.mark.parametrize("listen", ["0.0.0.0", "::", "192.168.1.7", "127.0.0.1", "::1", "localhost"])
+@pytest.mark.parametrize("behind", ["", "127.0.0.1:9192"])
+def test_a_superlink_that_others_can_reach_is_started_with_a_warning(listen, behind, app, capsys):
+    (app / "server.toml").write_text(f'address = "example.org:9092"\nlisten = "{listen}"\nbehind = "{behind}"\n')
+    assert main(["deploy", "server", "--app", str(app), "--print"]) == 0
+    said = capsys.readouterr()
+    assert "flower.superlink" in said.out
+    open_to_others = not behind and listen not in ("127.0.0.1", "::1", "localhost")
+    assert ("whoever reaches example.org:9092 can start and stop runs" in said.err) == open_to_others

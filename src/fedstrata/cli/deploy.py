@@ -263,6 +263,13 @@ def _server(options: argparse.Namespace) -> int:
     if server.behind and not options.print:
         written = server.write_proxy()
         print(f"{written} passes /v1/fleet/ on to {server.behind}, and nothing else: nginx -c {written}", flush=True)
+    if server.exposed:
+        print(
+            f"warning: whoever reaches {server.address} can start and stop runs, register keys and read logs, because "
+            "Flower has no accounts: restrict the port, or use a proxy (--behind)",
+            file=sys.stderr,
+            flush=True,
+        )
     return become(options, server.command(), at(server))
 
 

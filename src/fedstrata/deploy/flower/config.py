@@ -63,6 +63,12 @@ class ServerConfig(NamedTuple):
         """Where the SuperLink itself listens, for programs on this machine."""
         return self.behind or self.address
 
+    @property
+    def exposed(self) -> bool:
+        """Whether the SuperLink, with its control interface, listens for other machines."""
+        host = split_address(self.behind)[0] if self.behind else self.listen
+        return host != "localhost" and not _is_loopback(host.strip("[]"))
+
     def command(self) -> list[str]:
         """The command that starts the SuperLink. Its files are for their owner alone."""
         port, keys = split_address(self.own_address)[1], self.folder / self.keys
