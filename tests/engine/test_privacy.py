@@ -12,7 +12,8 @@ from scipy.stats import norm
 
 import fedstrata as fs
 from fedstrata.base.accounting import epsilon
-from fedstrata.core.clipping import clipped
+from fedstrata.core.clipping import bounded, clipped
+from fedstrata.core.clipping import flat as vector
 from fedstrata.core.fingerprint import describe
 from fedstrata.core.grid import Grid
 from fedstrata.core.placement import placements
@@ -50,6 +51,28 @@ def test_large_changes_do_not_overflow_and_those_that_are_not_finite_count_as_no
     for bad in (jnp.nan, jnp.inf):
         np.testing.assert_array_equal(clipped({"x": jnp.array([bad, 5.0, 1.0])}, reference, 2.0)["x"], np.ones(3))
     assert clipped({}, {}, 1.0) == {}
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("size", [3, 300, 5000, 70_000])
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
+def test_one_number_that_is_not_finite_among_many_makes_the_whole_change_none(bad, size, dtype):
+    """XLA's maximum on a CPU loses a NaN among a few hundred numbers."""
+    grid, reference = Grid.of(1.0, 4, size), jnp.full(size, 2.0, dtype)
+    clip = lambda x: clipped({"x": x}, {"x": reference}, 1.0)["x"]
+    change = lambda x: vector(x) - vector(reference)
+    integers = lambda x: grid.integers(change(x), 1.0)
+    sent = np.full((3, size), 3.0, np.float32)
+    sent[range(3), [0, size // 2, size - 1]] = bad
+    rows = jnp.asarray(sent, dtype)
+    shortened = lambda x: bounded(change(x), 1.0)
+    for function, none in ((clip, reference), (shortened, 0), (integers, 0)):
+        for way in (
+            jax.vmap(function),
+            jax.jit(jax.vmap(function)),
+            lambda x, f=function: jnp.stack([f(r) for r in x]),
+        ):
+            np.testing.assert_array_equal(np.float64(way(rows)), np.float64(np.broadcast_to(none, (3, size))))
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1e-25, 1.0, 1e20, 1e30, 3e38])

@@ -46,7 +46,8 @@ def bounded(change: Float[Array, " d"], radius: float) -> Float[Array, " d"]:
     """
     info = jnp.finfo(change.dtype)
     largest = jnp.max(jnp.abs(change), initial=0.0)
-    valid = jnp.isfinite(largest) & (largest >= float(info.tiny))
+    # The largest of many numbers with a NaN may be another one: XLA's maximum on a CPU loses it.
+    valid = jnp.all(jnp.isfinite(change)) & (largest >= float(info.tiny))
     unit = power_of_two(largest)
     # In units of the largest entry: squares neither overflow nor, where it matters, underflow.
     scaled = jnp.where(valid, change, 0) / unit
