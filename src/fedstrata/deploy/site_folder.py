@@ -145,7 +145,8 @@ class RunRecord:
             if proposed != kept and self.journal.counts.get(("begun", run), 0) >= MOST_ATTEMPTS:
                 raise Refused(f"{site}: run {run!r} has begun {MOST_ATTEMPTS} times, without a round; start a new run")
             return proposed
-        if changed := _changed(kept, proposed):
+        same = proposed._replace(program=kept.program).digest() == kept.digest()
+        if changed := _changed(kept, proposed) or ("" if same else "they are written in another way"):
             raise Refused(
                 f"{site}: the terms of run {run!r} have changed since it began here: {changed}; start a new run"
             )
