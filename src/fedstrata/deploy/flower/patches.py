@@ -14,7 +14,7 @@ import os
 import sys
 import time
 import types
-from collections.abc import Callable, Set
+from collections.abc import Callable, Iterator, Set
 from functools import partial, wraps
 from hashlib import sha256
 from typing import Any
@@ -265,6 +265,77 @@ def _refusing(pull: Callable[..., Any], stopped: type[Exception]) -> Callable[..
         return next((about.run_id for about in ready if about.reply_to_message_id), None)
 
     return pulled
+
+
+def failures_are_answered() -> None:
+    """Let a SuperNode answer a message whose client app has failed before it could, e.g. because the call is too large.
+
+    Flower waits for the client app's own reply to that message, and takes no other message of the run until then.
+    """
+    module: Any = importlib.import_module("flwr.supernode.nodestate.in_memory_nodestate")
+    module.InMemoryNodeState.finish_task = _answering(
+        module.InMemoryNodeState.finish_task, module.CLIENT_APP_CRASHED_ERROR
+    )
+
+
+def _answering(finish: Callable[..., bool], error: Any) -> Callable[..., bool]:
+    from flwr.common.constant import SubStatus
+    from flwr.supercore.constant import TaskType
+
+    @wraps(finish)
+    def finished(self: Any, task_id: int, sub_status: str, details: str) -> bool:
+        done = finish(self, task_id, sub_status, details)
+        if done and sub_status == SubStatus.FAILED:
+            runs = {task.run_id for task in self.get_tasks(task_ids=[task_id]) if task.type == TaskType.CLIENT_APP}
+            self._store_error_replies(runs, error)  # to messages without a reply
+        return done
+
+    return finished
+
+
+def bounded_responses(most: int) -> None:
+    """Let Flower's programs read a response of at most so many bytes, not compressed, and from the server itself.
+
+    A compressed response takes a thousand times its bytes of memory, before anybody counts them; and a redirection
+    makes a site send requests to other machines in its network.
+
+    Args:
+        most: bytes of a response.
+    """
+    client: Any = importlib.import_module("flwr.supercore.protobuf.client").ProtobufClient
+    client.__init__ = _bounding(client.__init__, most)
+
+
+def _bounding(make: Callable[..., None], most: int) -> Callable[..., None]:
+    import httpx
+
+    class Counted(httpx.SyncByteStream):
+        def __init__(self, stream: Any):
+            self.stream, self.left = stream, most
+
+        def __iter__(self) -> Iterator[bytes]:
+            for piece in self.stream:
+                if (left := self.left - len(piece)) < 0:
+                    raise ValueError(f"a response of more than {most:,} bytes")
+                self.left = left
+                yield piece
+
+        def close(self) -> None:
+            self.stream.close()
+
+    def count(response: httpx.Response) -> None:
+        if (coding := response.headers.get("content-encoding", "identity")) != "identity":
+            raise ValueError(f"a response that is compressed, though it must not be ({one_line(coding, 100)})")
+        response.stream = Counted(response.stream)
+
+    @wraps(make)
+    def made(self: Any, *arguments: Any, **given: Any) -> None:
+        make(self, *arguments, **given)
+        self._client.follow_redirects = False
+        self._client.headers["accept-encoding"] = "identity"
+        self._client.event_hooks = {"response": [count]}
+
+    return made
 
 
 def only_client_apps() -> None:

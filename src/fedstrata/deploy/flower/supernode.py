@@ -34,6 +34,7 @@ SUPEREXEC = "superexec"  # the first argument of the process that starts a progr
 APPROVED = "FEDSTRATA_APPROVED"  # the variable that names the list of approved apps
 GRACE = 20.0  # seconds after which helpers end if their SuperNode does not come back
 STOPPING = 10.0  # seconds in which a SuperNode may end that was stopped together with its SuperExec
+LEAST_RESPONSE = 2**26  # bytes of a response that can always be read: the bundle of an app, for one
 PARENT = 1.0  # seconds between two checks of the SuperExec whether its SuperNode lives
 
 log = logging.getLogger("fedstrata")
@@ -214,6 +215,8 @@ def main() -> None:
         patches.persistent_connections()
         patches.only_runs_of_server_apps(approved_apps())
         patches.bounded_messages(patches.SUPERNODE, longest_call())
+        patches.bounded_responses(max(longest_call() + patches.HEADS, LEAST_RESPONSE))
+        patches.failures_are_answered()
         sys.argv[0] = "flower-supernode"
         try:
             flower_supernode()
