@@ -8,13 +8,15 @@ import pytest
 pytest.importorskip("flwr", reason="flwr is not installed")
 
 import jax
-from attackers import RUN, VICTIM, Attacker, averaging, begin_call
+from attackers import RUN, VICTIM, Attacker, averaging, begin_call, log_of
 from cases import START, task_of
 from deployments import method
 
 import fedstrata as fs
+from fedstrata.core.memory import Pool
 from fedstrata.core.placement import part
 from fedstrata.deploy import guard
+from fedstrata.deploy import site as sites
 from fedstrata.deploy.flower import worker as workers
 from fedstrata.deploy.flower.deployment import Deployment
 from fedstrata.deploy.messages import Message, Stage, pack
@@ -79,6 +81,53 @@ def test_the_same_calls_in_another_order_get_a_bounded_number_of_different_repli
     done = attacker.victim()[0].guard.journal.answered(RUN)
     assert len(done.calls) < len(done.replies) == least
     attacker.sends(begin_call())  # what has left may leave again
+
+
+def test_terms_that_say_the_same_in_another_way_allow_no_further_call(alone, tmp_path):
+    """A version that is missing counts as none. Every extension of a run allows one evaluation more."""
+    attacker = alone(averaging(ROWS))
+    attacker.sends(begin_call())
+    many = lambda: [attacker.sends(round_call(0, i)) for i in range(1000)]
+    with pytest.raises(Refused, match="different calls in run 'first'"):
+        many()
+    versions, before = dict(attacker.own.versions), len(log_of(tmp_path))
+    for i in range(6):
+        other = attacker.with_site("made up 0", versions={**versions, f"made up {i}": "none"})
+        with pytest.raises(Refused, match="have changed since it began here: they are written in another way"):
+            attacker.sends(round_call(0, 5000 + i), terms=other)
+    assert {line["kind"] for line in log_of(tmp_path)[before:]} == {"refused"}
+    longer = attacker.terms._replace(rounds=attacker.terms.rounds + 1)
+    attacker.sends(round_call(0, 9000), terms=longer)
+
+
+def test_pools_of_a_size_that_the_run_does_not_have_are_refused_before_they_are_compiled(alone, tmp_path, monkeypatch):
+    """Each size would be another program, which stays in memory."""
+    found = method("FedX2")
+    task = task_of(found)
+    Policy(rows_at_least=1, fields=("*",)).keep_in(tmp_path)
+    options = {"params": START, "batch_size": 3}
+    attacker = alone(Deployment(task.problem, found, lambda settings: task.federation.select([1]), 3, 3, options))
+    attacker.sends(begin_call())
+    context, run, work = attacker.victim()[0].sites[RUN][1].context, [], sites._work
+    monkeypatch.setattr(sites, "_work", lambda *given, **more: (run.append(given), work(*given, **more))[1])
+
+    def call(writers):
+        arrays, pools = {}, {}
+        for path in context.exchanges[0].receives:
+            value = part(context.template, path)
+            if isinstance(value, Pool):
+                pools[path] = [i % 3 for i in range(writers)]
+                rows = writers * value.capacity
+                value = jax.tree.map(lambda a, n=rows: np.zeros((n, *a.shape[1:]), a.dtype), value.rows)
+            arrays |= pack({path: jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), value)})[0]
+        return Message(RUN, Stage(0, 0), VICTIM, arrays, Stage(-1, 0), pools or None)
+
+    for writers in (0, 1, 2, 4, 5, 30):
+        with pytest.raises(ValueError, match=f"rows of {writers} writers in '(first|second)'; in this run there are 3"):
+            attacker.sends(call(writers))
+    assert not run
+    attacker.sends(call(3))
+    assert len(run) == 1
 
 
 def test_a_site_does_not_compute_without_end_what_it_does_not_send(alone, tmp_path, worked, monkeypatch):
@@ -155,7 +204,7 @@ def scoring(alone):
     rng = np.random.default_rng(3)
     data = fs.Federation.from_clients([{"x": rng.normal(size=(500, 3)), "y": rng.integers(0, 2, 500)}])
     problem = fs.Average(fs.losses.Classification(lambda w, x: w @ x))
-    made = Deployment(problem, fs.FedAvg(0.1), lambda settings: data, 3, 3, {"params": START})
+    made = Deployment(problem, fs.FedAvg(0.1), lambda settings: data, 3, 3, {"params": START}, scores=("train",))
     attacker = alone(made, tells="scores")
     attacker.sends(begin_call())
     attacker.evaluates(0.0)

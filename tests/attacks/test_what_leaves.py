@@ -54,22 +54,31 @@ def test_a_site_sends_rows_where_its_policy_names_them(tmp_path, fields):
     attacker.victim()[0].close()
 
 
-def classifying():
+def classifying(**more):
     """A model of two classes, with one output: its scores are those of single examples."""
     rng = np.random.default_rng(3)
     data = fs.Federation.from_clients([{"x": rng.normal(size=(5, 3)), "y": np.array([0, 1, 1, 0, 1])}])
     problem = fs.Average(fs.losses.Classification(lambda w, x: w @ x))
-    return Deployment(problem, fs.FedAvg(0.1), lambda settings: data, 1, 3, {"params": START})
+    return Deployment(problem, fs.FedAvg(0.1), lambda settings: data, 1, 3, {"params": START}, **more)
 
 
 @pytest.mark.parametrize(("tells", "leaves"), [(None, False), ("measures", False), ("scores", True)])
 def test_scores_of_rows_leave_only_where_the_site_itself_says_so(tmp_path, tells, leaves):
-    attacker = Attacker.alone(tmp_path, classifying(), **({} if tells is None else {"tells": tells}))
+    attacker = Attacker.alone(tmp_path, classifying(scores=("train",)), **({} if tells is None else {"tells": tells}))
     about = {"terms": attacker.terms, "tells": "scores", "settings": "tells=scores"}  # a server cannot choose it
     sent = attacker.evaluates(scores=(0,), **about).arrays
     assert any(name.startswith(("said.scores", "said.labels")) for name in sent) == leaves
     assert bool(sent["said.withheld"]) != leaves
     assert ({"said.scores", "said.labels"} <= log_of(tmp_path)[-1]["fields"].keys()) == leaves
+    attacker.victim()[0].close()
+
+
+def test_scores_that_the_approved_app_does_not_request_do_not_leave(tmp_path):
+    """Scores of a linear model at a few points would be the rows themselves."""
+    attacker = Attacker.alone(tmp_path, classifying(), tells="scores")
+    with pytest.raises(ValueError, match="the app does not request scores of split 'train', and the server does"):
+        attacker.evaluates(scores=(0,))
+    assert not any(name.startswith("said.scores") for name in attacker.evaluates().arrays)
     attacker.victim()[0].close()
 
 

@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import equinox as eqx
@@ -12,7 +13,8 @@ from jaxtyping import Array, PRNGKeyArray
 
 from fedstrata.base.clock import domain
 from fedstrata.core.grid import Noise
-from fedstrata.core.placement import Hidden, field_of, select
+from fedstrata.core.memory import Pool
+from fedstrata.core.placement import Hidden, field_of, part, select
 from fedstrata.data.federation import Federation
 from fedstrata.deploy.agreement import Agreement, has_stage
 from fedstrata.deploy.evaluation import request
@@ -44,6 +46,7 @@ class Site:
         *,
         data: Federation | None = None,
         tells: request.Tells | None = None,
+        scores: Sequence[str] | None = None,
         secure: SecureSum | None = None,
         noise_key: PRNGKeyArray | None = None,
         answered: Answered | None = None,
@@ -59,6 +62,7 @@ class Site:
             tells: what may leave the site in an evaluation: "nothing"; "measures", which are means over its rows; or
                 "scores", which adds the score and label of every row if the server requests them. None: "measures",
                 but "nothing" in a private run or with a secure sum, which do not protect evaluations.
+            scores: splits whose scores the app requests; those of others do not leave. None: of any split.
             secure: conceals this site's part of every mean.
             noise_key: of the noise that sites add in a private run; None: noise from the operating system's generator.
             answered: by the site's log in this run; its count of spent privacy must then be in the store, and not less.
@@ -67,6 +71,7 @@ class Site:
         self.agreement, self.name, self.number, self.store = agreement, name, number, store
         self.data, self.secure = data, secure
         self.tells: request.Tells | None = tells
+        self.scores = scores
         self.context = agreement.started()
         self.view = jax.eval_shape(lambda: window(self.context.template, self.context.data))
         self.first_round_starts = initialise.own_fields(self.context, agreement.key)
@@ -121,7 +126,7 @@ class Site:
             raise ValueError(f"{self.name}: this site has no data to evaluate on; give Site(..., data=) its splits")
         secret = self.context.privacy is not None or self.secure is not None
         tells: request.Tells = self.tells or ("nothing" if secret else "measures")
-        return request.answer(self.agreement, self.data, call.arrays, tells, self.name)
+        return request.answer(self.agreement, self.data, call.arrays, tells, self.name, self.scores)
 
     def _begin(self, call: Message) -> tuple[Fields, Fields]:
         """The fields that the site keeps before round 0, and those that it sends."""
@@ -129,7 +134,7 @@ class Site:
             received, sends = None, initialise.sent_at_start(self.context)
         else:
             down = select(self.context.state, lambda p: p.down)
-            received = unpack(call.arrays, self.context.template, down, call.pools or {})
+            received = self._unpacked(call, down)
             sends = initialise.pools(self.context)
         noise = self._noise(call.stage, sends) if received is None else None
         state = _start(self.agreement.unnamed(), _int32(self.number), received, noise)
@@ -139,7 +144,7 @@ class Site:
     def _work(self, call: Message) -> tuple[Fields, Fields]:
         """The fields that the site keeps after an exchange, and those that it sends."""
         stage, exchange = call.stage, self.context.exchanges[call.stage.phase]
-        received = unpack(call.arrays, self.context.template, exchange.receives, call.pools or {})
+        received = self._unpacked(call, exchange.receives)
         copies = self._copies(call)
         received_fields = {f for earlier in self.context.exchanges[: stage.phase] for f in earlier.fields}
         if stage.exchange == 0:
@@ -155,6 +160,22 @@ class Site:
         after = _work(agreement, when, stage.phase, fields, copies, received, reference, noise=noise)
         kept = {f: after[f] for f in kept_fields(self.context.state)} | _stored_reference(reference)
         return kept, {f: after[f] for f in exchange.sends}
+
+    def _unpacked(self, call: Message, paths: tuple[str, ...]) -> Fields:
+        """What the server sent. Pools of a size that the run does not have are refused: each would be compiled anew."""
+        context, pools = self.context, call.pools or {}
+        cohort, clients = context.cohort_size, context.clients
+        for path in paths:
+            if isinstance(pool := part(context.template, path), Pool):
+                writers, before = len(pools.get(path, ())), pool.history - 1
+                # In a round, in the first rounds of a run with cohorts, and before round 0.
+                sizes = {cohort + before * cohort, clients + before * cohort, clients + before * clients}
+                if writers not in sizes:
+                    raise ValueError(
+                        f"{self.name}: a call with rows of {writers} writers in {path!r}; in this run there are "
+                        f"{' or '.join(map(str, sorted(sizes)))}"
+                    )
+        return unpack(call.arrays, context.template, paths, pools)
 
     def _noise(self, stage: Stage, sends: tuple[str, ...]) -> Noise | None:
         """The noise that this site adds, counted before its reply exists: a repeated call costs again."""

@@ -110,7 +110,12 @@ class Request(NamedTuple):
 
 
 def answer(
-    agreement: Agreement, data: Federation, arrays: Mapping[str, np.ndarray], tells: Tells, site: str
+    agreement: Agreement,
+    data: Federation,
+    arrays: Mapping[str, np.ndarray],
+    tells: Tells,
+    site: str,
+    allowed: Sequence[str] | None = None,
 ) -> dict[str, np.ndarray]:
     """The arrays of a site's reply to an evaluation.
 
@@ -120,6 +125,7 @@ def answer(
         arrays: of the call.
         tells: what may leave the site.
         site: its name, for error messages.
+        allowed: splits whose scores may be requested; None: all.
     """
     if tells not in get_args(Tells):
         raise unknown(f"setting tells of {site}", str(tells), get_args(Tells))
@@ -128,6 +134,8 @@ def answer(
             f'{site} sends no measures; to allow it, the site sets tells="measures" or "scores" in its settings'
         )
     request, x = Request.unpacked(agreement, arrays)
+    if other := [split for split in request.scores if allowed is not None and split not in allowed]:
+        raise ValueError(f"{site}: the app does not request scores of split {other[0]!r}, and the server does")
     problem, send = agreement.context.problem, tells == "scores"
     reply = Reply({}, {}, np.array(bool(request.scores) and not send), {}, {})
     for split, names in request.measures.items():

@@ -183,6 +183,7 @@ class Worker:
             store,
             data=data,
             tells=tells,
+            scores=self.deployment.scores,
             answered=answered,
         )
         record.write(terms, now, begun=kept is not None)
