@@ -159,9 +159,10 @@ def agree(
     check_parameters(x0)
     problem = problem.unseen().bind(x0, federation, rule)
     algorithm.check(problem)
-    check_counts(problem, federation, rule, others=len(summaries) == 1)  # a site is checked before others come
+    check_counts(problem, federation, rule, others=len(summaries) == 1)
     check_private(privacy, algorithm, problem)
-    participation.check(federation.clients)
+    if len(summaries) > 1:  # a site is checked before others come
+        participation.check(federation.clients)
     needed = sorted({*problem.streams.values()})
     sizes = sizes_of(federation, weights, problem.size_split) if weights == "size" else None
     context = RoundContext(

@@ -43,8 +43,14 @@ class Saved(NamedTuple):
 class Checkpoints:
     """The checkpoints of one run, in one folder; the newest `KEEP` stay."""
 
-    def __init__(self, folder: str | os.PathLike[str]):
-        self.folder = Path(folder).absolute()
+    def __init__(self, folder: str | os.PathLike[str], resume: str = "resume=True, on the command line --resume"):
+        """The checkpoints in a folder, which may not exist yet.
+
+        Args:
+            folder: of the run.
+            resume: what resumes the run, for errors.
+        """
+        self.folder, self.resume = Path(folder).absolute(), resume
 
     def prepare(self, size: int) -> None:
         """Refuse a folder that cannot be written, or a disk that cannot hold the checkpoints, before anything runs."""
@@ -113,7 +119,7 @@ class Checkpoints:
             last = f"the checkpoint of round {kept[-1]} is intact" if kept else "no earlier checkpoint exists"
             raise CheckpointError(
                 f"could not write the checkpoint of round {round} to {self.folder}: {why}; {last}: make room and "
-                "resume (resume=True, on the command line --resume)"
+                f"resume ({self.resume})"
             ) from error
         for old in self.rounds()[:-KEEP]:
             shutil.rmtree(self._path(old), ignore_errors=True)

@@ -57,9 +57,8 @@ def save_model(
     if _is_model(model, "save_model"):
         wanted = _by_name(jax.eval_shape(model.init, jax.random.key(0)))
         _match(wanted, arrays, f"save_model: params do not fit {model!r}")
+    check_storable(params)
     arrays = {name: np.asarray(value) for name, value in arrays.items()}
-    if odd := {name: str(a.dtype) for name, a in arrays.items() if a.dtype.kind not in "fiub"}:
-        raise TypeError(f"save_model: cannot store {odd}; convert the parameters to float32 first")
     header: dict[str, Any] = {"format": _FORMAT, "version": _VERSION, "task": task, "info": info or {}}
     header |= {"class": None, "config": None, "structure": _structure(params)}
     if isinstance(model, Model):
@@ -73,6 +72,16 @@ def save_model(
     with replacing(where) as temporary, temporary.open("wb") as file:
         np.savez(file, allow_pickle=False, **{_HEADER: np.array(text)}, **arrays)
     return where
+
+
+def check_storable(params: Any) -> None:
+    """Refuse parameters of a dtype that the file format does not have, such as bfloat16.
+
+    Args:
+        params: of a model.
+    """
+    if odd := {name: str(a.dtype) for name, a in _by_name(params).items() if np.dtype(a.dtype).kind not in "fiub"}:
+        raise TypeError(f"save_model: cannot store {odd}; convert the parameters to float32 first")
 
 
 def load_model(

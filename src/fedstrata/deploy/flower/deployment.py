@@ -64,6 +64,49 @@ def resolve(where: str) -> Deployment:
     return found
 
 
+def check_deployment(deployment: Deployment) -> None:
+    """Refuse a deployment that could never run, before its server waits for sites.
+
+    Args:
+        deployment: of the app, with the sites and rounds of the command.
+
+    Raises:
+        ValueError: an option is unknown or wrong. Also a TypeError.
+    """
+    from fedstrata.base.errors import unknown
+    from fedstrata.deploy.agreement import agree, start_point
+    from fedstrata.engine.checks import check_parameters, check_solves
+    from fedstrata.engine.participation import selection
+    from fedstrata.models.base import Model
+    from fedstrata.models.saved import check_storable
+    from fedstrata.problems.base import model_of
+
+    problem, algorithm, _, rounds, sites, options, quorum, deadline, every, scores = deployment
+    known = [p.name for p in signature(agree).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    for name in options:
+        if name not in known:
+            raise unknown("option of the deployment", str(name), known)
+    whole = lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    names = sites if isinstance(sites, tuple | list) and all(isinstance(name, str) for name in sites) else ()
+    if not whole(sites) and not (names and len(set(names)) == len(names)):
+        raise ValueError(f"the deployment has sites={sites!r}; give a number >= 1, or a tuple of different names")
+    for name, value in (("rounds", rounds), ("evaluate_every", 1 if every is None else every)):
+        if not whole(value):
+            raise ValueError(f"the deployment has {name}={value!r}; give a whole number >= 1")
+    if not 0 < quorum <= 1:
+        raise ValueError(f"the deployment has quorum={quorum!r}; give a share of the sites: > 0 and <= 1")
+    if not deadline > 0:
+        raise ValueError(f"the deployment has deadline={deadline!r}; give seconds > 0")
+    if isinstance(scores, str):
+        raise ValueError(f"the deployment has scores={scores!r}; give a tuple of splits: scores=({scores!r},)")
+    check_solves(algorithm, problem)
+    selection(options.get("cohort")).check(deployment.site_count)
+    x0 = start_point(problem, options.get("params"), options.get("seed", 0))
+    check_parameters(x0)
+    if isinstance(model_of(problem), Model):
+        check_storable(x0.tree)
+
+
 def agree_on(deployment: Deployment, run: str, summaries: "Sequence[DataSummary]") -> "Agreement":
     """The agreement of a run of this deployment.
 

@@ -18,8 +18,9 @@ from fedstrata.base.memory import machine_memory
 from fedstrata.base.text import listed
 from fedstrata.deploy.agreement import Agreement
 from fedstrata.deploy.data_summary import DataSummary, versions
+from fedstrata.deploy.evaluation.request import Request
 from fedstrata.deploy.flower.client_app import code_of
-from fedstrata.deploy.flower.deployment import Deployment, agree_on, resolve, settings_of
+from fedstrata.deploy.flower.deployment import Deployment, agree_on, check_deployment, resolve, settings_of
 from fedstrata.deploy.flower.grid_link import grid_link
 from fedstrata.deploy.flower.patches import limited_pulls
 from fedstrata.deploy.flower.roster import Roster
@@ -95,7 +96,8 @@ def serve(
         DivergedError: numbers are not finite. Nothing of them was saved.
     """
     check_name(run)
-    store = Checkpoints(folder / "checkpoints")
+    check_deployment(deployment)
+    store = Checkpoints(folder / "checkpoints", "`fedstrata deploy run` with the same --name")
     store.prepare(0)
     mine, begun = Program(settings_of(deployment), versions(), program), Begun.read(folder / FILE)
     if begun is not None:
@@ -109,6 +111,7 @@ def serve(
         raise CheckpointError(f"{folder / FILE} is missing, and the run has begun; {REMEDY}")
     roster, summaries = _connected(deployment, grid, begun, run, program, lambda why: write_status(folder, why=why))
     agreement = agree_on(deployment, run, summaries)
+    Request.of(agreement, None, deployment.scores)  # fails now, and not after the last round
     names = tuple(summary.site for summary in summaries)
     origin = origin_of(folder) if begun is None else begun.origin
     terms = Terms(run, tuple(summaries), program, deployment.rounds, deployment.evaluations, origin)
