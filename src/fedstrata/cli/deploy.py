@@ -42,6 +42,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedstrata.base.errors import unknown
+from fedstrata.base.text import check_plain_name
 from fedstrata.cli.operations import clean, runs, status
 from fedstrata.cli.operations.files import app_of, at, become, file_at, server_file
 from fedstrata.cli.output import console, print_json, print_table
@@ -134,9 +135,11 @@ def _local(options: argparse.Namespace) -> int:
 def _rehearse(options: argparse.Namespace, app: Path, home: Path, sites: list["SiteConfig"]) -> int:
     from fedstrata.deploy.evaluation.summary import Summary
     from fedstrata.deploy.flower.local_federation import LocalFederation
+    from fedstrata.deploy.flower.run_lock import read_status
 
     count = len(sites)
-    shutil.rmtree(home, ignore_errors=True)
+    if home.exists():
+        shutil.rmtree(home)
     given = {site.site: dict(site.settings) for site in sites}
     policies = {s.site: s.policy._replace(sites_at_least=min(count, s.policy.sites_at_least)) for s in sites}
     config: dict[str, Any] = {"run": "first", "folder": str(home), "sites": count}
@@ -146,9 +149,15 @@ def _rehearse(options: argparse.Namespace, app: Path, home: Path, sites: list["S
         process = federation.run(log, **config)
         _watch(process, home / "first" / "reports.jsonl", options.json)
     files = sorted(p.name for p in (home / "first").glob("*") if p.is_file())
-    if not (home / "first" / "solution.npz").exists():
+    status = read_status(home / "first")
+    if status.get("state") != "finished":
         last = "\n".join((home / "run.log").read_text(errors="replace").splitlines()[-15:])
-        raise RuntimeError(f"the local run did not finish; all logs are in {home}. Last lines of run.log:\n{last}")
+        why = f": {status['why']}" if status.get("why") else ""
+        print(
+            f"error: the local run did not finish{why}. All logs are in {home}. Last lines of run.log:\n{last}",
+            file=sys.stderr,
+        )
+        return 1
     if options.json:
         print_json({"folder": str(home / "first"), "files": files})
         return 0
@@ -207,6 +216,11 @@ def _keys(options: argparse.Namespace) -> int:
         made = server_keys(app / server.keys, [host, *({"localhost", "127.0.0.1"} - {host})])
         note = f"Give {made[0]} to every site. {made[2]} stays here."
     else:
+        check_plain_name("site", options.what)
+        if options.what.startswith(".") or set(options.what) & set("/\\"):
+            raise Mistake(
+                f"the name of a site names its files: {options.what!r} must not have a slash or begin with a dot"
+            )
         made = site_keys(app / "keys", options.what)
         note = f"Give {made[1]} to the server. {made[0]} stays here."
     print_json({"files": [str(p) for p in made]}) if options.json else print(note)

@@ -48,14 +48,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # an old terminal without ∇ must not end a run
+    words = list(sys.argv[1:] if argv is None else argv)
     try:
         with _plugin_warnings():
-            options = parse(sys.argv[1:] if argv is None else argv)
+            options = parse(words)
             return options.execute(options)
     except SystemExit as stop:  # --help and --version
         return int(stop.code or 0)
     except KeyboardInterrupt:
-        return _failed("interrupted; `fedstrata run --out …` resumes with --resume", 130)
+        again = "; `fedstrata run --out …` resumes with --resume" if words[:1] in (["run"], ["launch"]) else ""
+        return _failed(f"interrupted{again}", 130)
     except BrokenPipeError:  # the reader of the output (such as `head`) has closed it
         close_output(sys.stdout)
         return 0

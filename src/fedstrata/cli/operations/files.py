@@ -4,7 +4,6 @@ import argparse
 import os
 import re
 import shlex
-import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -75,11 +74,14 @@ def file_at(path: str | Path) -> Path:
 
 def app_of(options: argparse.Namespace) -> tuple[Path, str]:
     """The app's folder, and the import path of its `Deployment`."""
+    from fedstrata.deploy.flower.config import read_toml
+
     app = Path(options.app).absolute()
     try:
-        parts = tomllib.loads((app / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["components"]
-    except (OSError, KeyError):
+        client_app = read_toml(app / "pyproject.toml")["tool"]["flwr"]["app"]["components"]["clientapp"]
+        package = client_app.partition(".")[0]
+    except (OSError, KeyError, TypeError, AttributeError):
         raise Mistake(
             f"{app} has no Flower app; create one with `fedstrata deploy init`, or set its folder with --app"
         ) from None
-    return app, f"{parts['clientapp'].partition('.')[0]}.task:deployment"
+    return app, f"{package}.task:deployment"

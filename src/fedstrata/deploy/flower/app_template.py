@@ -55,9 +55,10 @@ def write(folder: Path, sites: int) -> list[Path]:
         folder: a new or empty folder; its name becomes the package's.
         sites: how many.
     """
-    package = re.sub(r"\W", "_", folder.name).lower()
+    name = folder.absolute().name
+    package = re.sub(r"\W", "_", name).lower()
     if not package.isidentifier():
-        raise ValueError(f"{folder.name!r} cannot name a package; choose a name that starts with a letter")
+        raise ValueError(f"{name!r} cannot name a package; choose a name that starts with a letter")
     if folder.exists() and any(folder.iterdir()):
         raise FileExistsError(f"{folder} is not empty; choose a new folder")
     words: dict[str, str | int] = {"package": package, "name": package.replace("_", "-"), "sites": sites}

@@ -29,6 +29,8 @@ from fedstrata.deploy.state_files import write_text
 
 OUT = "out"  # what the server's programs write, in the app's folder
 HOME = ".flwr"  # Flower's files, in the app's folder and not in the user's home
+LAST_PORT = 2**16 - 1
+WORDS = {str: "a text in quotes", bool: "true or false", int: "a whole number"}
 CONNECTION = "server"  # the name of the SuperLink in the configuration of Flower's command line
 
 
@@ -47,7 +49,7 @@ class ServerConfig(NamedTuple):
     @classmethod
     def read(cls, path: Path) -> "ServerConfig":
         """The server in this file; a ValueError if the file has mistakes."""
-        found = cls(path.parent.absolute(), **_checked(path, cls._fields[1:], {"address"}))
+        found = cls(path.parent.absolute(), **_checked(path, cls, {"address"}))
         _only_on_loopback(found.insecure, [found.address, found.listen], path)
         if found.behind:
             if not _is_loopback(split_address(found.behind)[0]):
@@ -143,7 +145,7 @@ class SiteConfig(NamedTuple):
     @classmethod
     def read(cls, path: Path) -> "SiteConfig":
         """The site in this file; a ValueError if the file has mistakes."""
-        entries = _checked(path, cls._fields[1:], {"site", "server"})
+        entries = _checked(path, cls, {"site", "server"})
         entries["policy"] = Policy.of(entries.get("policy", {}), str(path))
         _check_site(path, entries["site"], entries.get("settings", {}), entries["policy"])
         found = cls(path.parent.absolute(), **entries)
@@ -277,22 +279,39 @@ def split_address(address: str) -> tuple[str, int]:
     ('::1', 9092)
     """
     host, _, port = address.rpartition(":")
-    if not host or not port.isdigit():
+    if not host or not (port.isascii() and port.isdigit() and len(port) <= 5 and 1 <= int(port) <= LAST_PORT):
         raise ValueError(f"address {address!r} must be host:port, e.g. federation.example.org:9092")
     return host.strip("[]"), int(port)
 
 
-def _checked(path: Path, allowed: tuple[str, ...], needed: set[str]) -> dict[str, Any]:
-    try:
-        found = tomllib.loads(path.read_text())
-    except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"{path}: {error}") from None
+def _checked(path: Path, kind: Any, needed: set[str]) -> dict[str, Any]:
+    """The entries of a file; each has the type of its field."""
+    allowed, found = kind._fields[1:], read_toml(path)
     for name in found:
         if name not in allowed:
             raise unknown(f"entry of {path}:", name, allowed)
     if lacking := sorted(needed - found.keys()):
         raise ValueError(f"{path} lacks {', '.join(lacking)}")
+    for name, value in found.items():
+        wanted = kind.__annotations__[name]
+        if wanted in WORDS and type(value) is not wanted:
+            raise ValueError(f"{path}: {name} = {value!r} must be {WORDS[wanted]}")
+    for name in found.keys() & {"address", "server", "behind"} - ({"behind"} if not found.get("behind") else set()):
+        try:
+            split_address(found[name])
+        except ValueError as error:
+            raise ValueError(f"{path}: {name}: {error}") from None
+    if not 1 <= found.get("port", 1) <= LAST_PORT:
+        raise ValueError(f"{path}: port = {found['port']} must be a number from 1 to {LAST_PORT}")
     return found
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The content of a TOML file; a ValueError with its name if it has mistakes."""
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: {error}") from None
 
 
 def _check_site(path: Path, site: Any, settings: Any, policy: Policy) -> None:

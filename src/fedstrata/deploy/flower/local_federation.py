@@ -8,8 +8,9 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,7 @@ class LocalFederation:
             for (name, given), port in zip(sites.items(), ports, strict=True)
         }
         self.processes: dict[str, subprocess.Popen] = {}
+        self.runs: list[subprocess.Popen] = []
 
     def start(self) -> None:
         """Create keys, and start everything; returns when the SuperLink listens and all sites have been started."""
@@ -109,11 +111,12 @@ class LocalFederation:
             output: where its log is written.
             config: entries of the app's run config.
         """
-        return subprocess.Popen(
+        self.runs.append(subprocess.Popen(
             [*self.prefix, *run_command(self.app, config)], env={**environment(self.server.connect()), **self.extra},
             stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, text=True, start_new_session=True,
             umask=0o077,
-        )  # fmt: skip
+        ))  # fmt: skip
+        return self.runs[-1]
 
     def kill(self, name: str) -> None:
         """Kill a process and its children, as a crash would. A worker is not a child, and survives."""
@@ -127,12 +130,15 @@ class LocalFederation:
         return int((self.home / name / WORKER).read_text())
 
     def stop(self) -> None:
-        """Kill all processes."""
-        for name in reversed(list(self.processes)):
-            self.kill(name)
-        for name in self.sites:
-            socket_frames.address(self.home / name, "clientapp.sock").unlink(missing_ok=True)  # its process ends
-            end_worker(self.home / name)
+        """Kill all processes. A second Ctrl-C does not stop this."""
+        with _without_signals():
+            for run in self.runs:
+                run.kill()  # it only shows the log
+            for name in reversed(list(self.processes)):
+                self.kill(name)
+            for name in self.sites:
+                socket_frames.address(self.home / name, "clientapp.sock").unlink(missing_ok=True)  # its process ends
+                end_worker(self.home / name)
 
     def log(self, name: str, lines: int = 20) -> str:
         """The last lines of a process's log."""
@@ -171,6 +177,19 @@ class LocalFederation:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+
+@contextlib.contextmanager
+def _without_signals() -> Iterator[None]:
+    """Ignore Ctrl-C and the signals that end a process; they can be changed in a program's main thread only."""
+    numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+    main = threading.current_thread() is threading.main_thread()
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers} if main else {}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def run_command(app: Path, config: dict[str, Any]) -> list[str]:
