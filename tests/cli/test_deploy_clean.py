@@ -81,6 +81,11 @@ def test_clean_removes_expired_certificates_and_unknown_keys_only_if_asked(app, 
     assert names(cleaned(capsys, "--keys")) == ["authority.crt", "server.crt", "server.key"]  # it is new
     os.utime(app / "keys/site-2.pub", (0, 0))
     assert names(cleaned(capsys, "--keys")) == ["authority.crt", "server.crt", "server.key", "site-2.pub"]
+    (app / "keys/z copy.pub").write_bytes((app / "keys/site-1.pub").read_bytes())  # the same key in a second file
+    (app / "keys/note.pub").write_text("this is no key")
+    for name in ("site-1.pub", "z copy.pub", "note.pub"):
+        os.utime(app / "keys" / name, (0, 0))
+    assert names(cleaned(capsys, "--keys")) == ["authority.crt", "server.crt", "server.key", "site-2.pub"]
     link.silent = True
     assert main(["deploy", "clean", "--keys"]) == 2
     assert (app / "keys/site-2.pub").exists()

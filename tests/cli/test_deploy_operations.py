@@ -72,6 +72,25 @@ def test_a_run_that_flower_does_not_accept_is_an_error(app, flwr, capsys):
     assert "Flower did not start it: Connection refused" in capsys.readouterr().err
 
 
+BOX = ("Loading project ...", "╭─ Error ─────────────╮", "│ Connection refused: │", "│ is it started?      │")
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ((*BOX, "╰─────────────────────╯"), "Error: Connection refused: is it started?"),
+        ((*BOX, "╰─────────────────────╯", "", "---"), "Error: Connection refused: is it started?"),
+        ((*BOX, "╰─────────────────────╯", "and so it ended"), "and so it ended"),
+        (("│ a line of no box │",), "a line of no box"),
+        ((), "no output"),
+    ],
+)
+def test_a_message_in_a_box_is_told_in_words(app, flwr, capsys, lines, said):
+    flwr(*lines)
+    assert main(["deploy", "run", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["why"] == f"Flower did not start it: {said}"
+
+
 def test_the_status_of_an_earlier_run_is_not_taken_for_this_one(app, flwr, link, capsys):
     """A server app that cannot be loaded writes no status."""
     flwr("Successfully started run 18")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedstrata.cli.operations.files import app_of, file_at, server_file
-from fedstrata.cli.operations.status import last_used, registered, run_folders, run_status, size
+from fedstrata.cli.operations.status import last_used, public_keys, registered, run_folders, run_status, size
 from fedstrata.cli.output import print_json, print_table
 from fedstrata.cli.parsing import Mistake
 
@@ -77,10 +77,12 @@ def _old_at_server(app: Path, server: "ServerConfig", days: int, keys: bool) -> 
         nodes, why = registered(app, server)
         if nodes is None:
             raise Mistake(f"--keys must ask the SuperLink which keys are registered: {why}")
-        known = {node["key"] for node in nodes}
-        for path in sorted(home.glob("*.pub")):
+        found = list(public_keys(home))  # a key may have several files
+        names = {node["key"] for node in nodes}
+        known = {key for path, key in found if path.name in names}
+        for path, key in found:
             age = (time.time() - path.stat().st_mtime) / DAY
-            if path.name not in known and age >= days:  # a new key is not registered yet
+            if key not in known and age >= days:  # a new key is not registered yet
                 yield _Old(path, f"not registered, {age:.0f} days old")
 
 

@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -123,8 +123,8 @@ def exchanges(lines: Iterable[str]) -> list[dict[str, Any]]:
 
 
 def _passed_on(command: list[str], given: dict[str, str], log: Path, out: Any) -> tuple[int | None, str]:
-    """Run Flower's command and copy its output; returns the number of Flower's run, and the last line."""
-    number, last = None, ""
+    """Run Flower's command and copy its output; returns the number of Flower's run, and its last words."""
+    number, lines = None, deque[str](maxlen=50)
     process = subprocess.Popen(
         command, env={**given, "PYTHONUNBUFFERED": "1"}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True, umask=0o077,
@@ -134,7 +134,7 @@ def _passed_on(command: list[str], given: dict[str, str], log: Path, out: Any) -
         with log.open("a") as file:
             copies = [out, file]
             for line in process.stdout or ():
-                last = line.strip() or last
+                lines.append(line)
                 if number is None and (found := re.search(r"Successfully started run (\d+)", line)):
                     number = int(found[1])
                 for copy in copies:
@@ -151,7 +151,23 @@ def _passed_on(command: list[str], given: dict[str, str], log: Path, out: Any) -
         process.wait()
         if process.stdout:
             process.stdout.close()
-    return number, last
+    return number, _last(lines)
+
+
+def _last(lines: Iterable[str]) -> str:
+    """The last line with a word in it; of a message that Flower's command line has put into a box, all its lines."""
+    found, box = "", []
+    for line in map(str.strip, lines):
+        words, edge = line.strip("╭╮╰╯│─ "), line[:1]
+        if edge == "╭":
+            box = [words]
+        elif edge in ("│", "╰") and box:
+            box.append(words)
+            if edge == "╰":
+                found, box = f"{box[0]}: {' '.join(box[1:])}".strip(": "), []
+        elif any(letter.isalnum() for letter in words):
+            found = words
+    return found
 
 
 def _why_unfinished(server: "ServerConfig", number: int | None, last: str, folder: Path) -> str | None:

@@ -82,12 +82,9 @@ def run_status(folder: Path) -> dict[str, Any]:
 
 def registered(app: Path, server: "ServerConfig") -> tuple[list[dict[str, Any]] | None, str | None]:
     """The registered sites, by the names of the keys in the app's folder; None and why, if the SuperLink is silent."""
-    from fedstrata.deploy.flower.control import Control, public_key
+    from fedstrata.deploy.flower.control import Control
 
-    names = {}
-    for path in sorted((app / server.keys).glob("*.pub")):
-        with contextlib.suppress(ValueError, OSError):
-            names[public_key(path)] = path.name
+    names = {key: path.name for path, key in public_keys(app / server.keys)}
     try:
         control = Control(server)
     except (OSError, ValueError) as error:
@@ -99,6 +96,19 @@ def registered(app: Path, server: "ServerConfig") -> tuple[list[dict[str, Any]] 
     finally:
         control.close()
     return [{"key": names.get(n.public_key, "unknown"), "status": n.status, "node": n.id} for n in found], None
+
+
+def public_keys(folder: Path) -> Iterator[tuple[Path, bytes]]:
+    """The public keys of sites in a folder, with their files. Other files are left out.
+
+    Args:
+        folder: of the server's keys.
+    """
+    from fedstrata.deploy.flower.control import public_key
+
+    for path in sorted(folder.glob("*.pub")):
+        with contextlib.suppress(ValueError, OSError):
+            yield path, public_key(path)
 
 
 def _rounds(run: dict[str, Any]) -> str:
