@@ -1,5 +1,6 @@
-"""Over real Flower: a run that is led by an agent app, whose bundle sites would unpack and run without a check."""
+"""Over real Flower, other server programs: an agent app, whose bundle sites would run unchecked; and bad calls."""
 
+import json
 import subprocess
 import sys
 import textwrap
@@ -10,7 +11,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="flwr is not installed")
 
-from deployments import federation, finished, programs_or_skip, simulated, started, write_app
+from deployments import federation, finished, programs_or_skip, simulated, started, wait_until, write_app
 
 ROUNDS = 1
 
@@ -83,6 +84,31 @@ print("a task was asked for")
 """
 
 
+CALLS = """
+    import json
+    import time
+    from pathlib import Path
+
+    from flwr.app import ConfigRecord, Message, RecordDict
+    from flwr.serverapp import ServerApp
+
+    from fedstrata.deploy.flower.client_app import record
+
+    app = ServerApp()
+
+
+    @app.main()
+    def main(grid, context):
+        while not (nodes := list(grid.get_node_ids())):
+            time.sleep(0.2)
+        asks = lambda content: grid.send_and_receive([Message(content, nodes[0], "query.survey")], timeout=90)
+        large = RecordDict({{"about": ConfigRecord({{"x": "a" * 1_300_000}})}})
+        found = [asks(record({{"call": "first"}}, b"")), asks(large), asks(record({{"call": "last"}}, b""))]
+        about = lambda reply: reply.error.reason if reply.has_error() else sorted(reply.content["about"])
+        Path({out!r}).write_text(json.dumps([[about(reply) for reply in replies] for replies in found]))
+"""
+
+
 def script(flower, code, *words):
     command = [*flower.prefix, sys.executable, "-c", code, *map(str, words)]
     return subprocess.run(command, capture_output=True, text=True, timeout=120)
@@ -113,3 +139,18 @@ def test_a_site_runs_no_agent_app_and_gives_its_messages_to_no_other_user(tmp_pa
         found = finished(started(flower, tmp_path / "out"), tmp_path / "out" / "first")
     assert not mark.exists()
     np.testing.assert_allclose(found, simulated("FedAvg", ROUNDS).solution(), rtol=1e-12)
+
+
+@pytest.mark.slow
+def test_a_site_answers_after_a_call_that_it_cannot_open(tmp_path):
+    """Its header is larger than a message may have: the client app refuses it before it knows the message."""
+    programs_or_skip()
+    app, out = write_app(tmp_path, "badcalls", "FedAvg", ROUNDS, sites=1), tmp_path / "answers.json"
+    (app / "badcalls" / "server_app.py").write_text(textwrap.dedent(CALLS).format(out=str(out)))
+    with federation(tmp_path, app, sites=1) as flower:
+        process = started(flower, tmp_path / "out")
+        wait_until(out.exists, tmp_path / "out" / "run.log", process)
+        process.wait(60)
+        first, bad, last = json.loads(out.read_text())
+    assert first == last == [["call", "mark", "survey"]]
+    assert bad == ["ClientApp stopped responding."]
