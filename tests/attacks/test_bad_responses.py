@@ -68,7 +68,7 @@ class SuperLink(BaseHTTPRequestHandler):
 def fetched(monkeypatch):
     """What a SuperNode gets from a SuperLink of some kind; and what it asked for."""
     client = patches.importlib.import_module("flwr.supercore.protobuf.client").ProtobufClient
-    monkeypatch.setattr(client, "__init__", client.__init__)
+    monkeypatch.setattr(client, "__init__", getattr(client.__init__, "__wrapped__", client.__init__))
     server = ThreadingHTTPServer(("127.0.0.1", 0), SuperLink)
     server.asked = []
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -119,7 +119,8 @@ def test_flower_itself_unpacks_responses_and_follows_redirections(fetched):
 @pytest.mark.parametrize("patched", [True, False])
 def test_a_client_app_that_fails_at_once_leaves_its_message_with_an_answer(patched, monkeypatch):
     """Flower waits for an answer before it takes the next message of the run: without one, the site is deaf to it."""
-    monkeypatch.setattr(InMemoryNodeState, "finish_task", InMemoryNodeState.finish_task)
+    finish = InMemoryNodeState.finish_task
+    monkeypatch.setattr(InMemoryNodeState, "finish_task", getattr(finish, "__wrapped__", finish))
     for name in ("_run_id", "_node_id", "_task_id"):
         monkeypatch.setattr(TaskIdentity, name, 1)
     if patched:

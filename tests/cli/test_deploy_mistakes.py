@@ -1,7 +1,9 @@
 """Mistakes in the files and words that `fedstrata deploy` reads, and local runs that fail: one line, no traceback."""
 
 import os
+import re
 import signal
+import socket
 import subprocess
 
 import pytest
@@ -130,6 +132,47 @@ def test_a_local_run_that_failed_at_its_end_is_an_error_with_its_reason(app, cap
     monkeypatch.setattr(local_federation, "LocalFederation", Local)
     assert main(["deploy", "local"]) == 1
     assert "did not finish: TypeError: save_model: cannot store it. All logs are in" in capsys.readouterr().err
+
+
+class Deaf(Local):
+    """A site of it cannot load its data, so that its run waits."""
+
+    def run(self, log, **config):
+        (self.home / "site-2").mkdir()
+        (self.home / "site-2" / "worker.log").write_text("started\nload: KeyError: no column y; is it yy?\n")
+        self.process = subprocess.Popen(["sleep", "60"])
+        return self.process
+
+    def __exit__(self, *_):
+        self.process.kill()
+        self.process.wait()
+
+
+def test_a_local_run_whose_site_cannot_load_its_data_ends_at_once_with_the_reason(app, capsys, monkeypatch):
+    monkeypatch.setattr(local_federation, "LocalFederation", Deaf)
+    assert main(["deploy", "local"]) == 1
+    error = capsys.readouterr().err
+    assert "the site site-2 cannot begin: load: KeyError: no column y; is it yy?. Its log is" in error
+
+
+def test_a_site_without_its_files_or_its_port_is_not_started(app, capsys, monkeypatch):
+    monkeypatch.setattr("fedstrata.cli.deploy.become", lambda *given: 0)
+    monkeypatch.chdir(app)
+    file = app / "sites" / "site-1.toml"
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        file.write_text(re.sub(r"(?m)^port = \d+", f"port = {port}", file.read_text()))
+        assert main(["deploy", "site", str(file)]) == 2
+        assert f"port {port} of this machine cannot be used (Address already in use)" in capsys.readouterr().err
+    assert main(["deploy", "site", str(file)]) == 0
+    for name, remedy in (("authority.crt", "from the server"), ("site-1.key", "fedstrata deploy keys site-1")):
+        (app / "keys" / name).unlink()
+        assert main(["deploy", "site", str(file)]) == 2
+        error = capsys.readouterr().err
+        assert name in error
+        assert remedy in error
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

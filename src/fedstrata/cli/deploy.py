@@ -33,6 +33,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -147,7 +148,11 @@ def _rehearse(options: argparse.Namespace, app: Path, home: Path, sites: list["S
     federation = LocalFederation(app, home, given, secure=not options.insecure, folder=app / "sites", policy=policies)
     with _exit_on_signals(), federation, (home / "run.log").open("w") as log:
         process = federation.run(log, **config)
-        _watch(process, home / "first" / "reports.jsonl", options.json)
+        try:
+            _watch(process, home, options.json)
+        except _CannotLoad as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 1
     files = sorted(p.name for p in (home / "first").glob("*") if p.is_file())
     status = read_status(home / "first")
     if status.get("state") != "finished":
@@ -163,6 +168,8 @@ def _rehearse(options: argparse.Namespace, app: Path, home: Path, sites: list["S
         return 0
     row = json.loads((home / "first" / "evaluations.jsonl").read_text().splitlines()[-1])
     console().print(Summary.from_json(row).rich())
+    if spent := runs.privacy_spent(home / "first"):
+        print(f"privacy: {spent}")
     print(f"{home / 'first'}: {', '.join(files)}")
     return 0
 
@@ -180,12 +187,25 @@ def _exit_on_signals() -> Iterator[None]:
             signal.signal(one, handler)
 
 
-def _watch(process: subprocess.Popen, reports: Path, quiet: bool) -> None:
+class _CannotLoad(Exception):
+    """A site of a local run cannot load its data: the run would wait for it without end."""
+
+
+def _check_loaded(home: Path) -> None:
+    """Raise the error of a site's `load`. It quotes rows at most to the owner of this machine."""
+    for log in sorted(home.glob("*/worker.log")):
+        for line in log.read_text(errors="replace").splitlines():
+            if line.startswith(("load: ", "data: ")):
+                raise _CannotLoad(f"the site {log.parent.name} cannot begin: {line}. Its log is {log}")
+
+
+def _watch(process: subprocess.Popen, home: Path, quiet: bool) -> None:
     """A progress bar until the run has ended, and a line for each site that did not reply."""
     from fedstrata.report.progress import Progress
 
-    out, seen = console(stderr=True), 0
+    out, seen, reports = console(stderr=True), 0, home / "first" / "reports.jsonl"
     while not reports.exists() and process.poll() is None:
+        _check_loaded(home)
         time.sleep(0.2)
     lines = lambda: reports.read_text(errors="replace").splitlines(keepends=True) if reports.exists() else []
     rows = lambda: runs.exchanges(lines())
@@ -298,8 +318,29 @@ def _site(options: argparse.Namespace) -> int:
         owner_only(site.private_key)
     given = {**site.environment(), SITE: str(path.absolute())}
     if not options.print:
+        _check_files(site)
         os.chdir(path.parent)  # relative paths in its settings start there
     return become(options, site.command(), given)
+
+
+def _check_files(site: "SiteConfig") -> None:
+    """Refuse to start a SuperNode that would end at once, for want of a key, a certificate or a port."""
+    if not site.insecure:
+        if not site.private_key.is_file():
+            raise Mistake(
+                f"there is no private key {site.private_key}; create it with `fedstrata deploy keys {site.site}`"
+            )
+        if not (site.folder / site.authority).is_file():
+            raise Mistake(f"there is no {site.folder / site.authority}: get the authority file from the server")
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", site.port))
+        except OSError as error:
+            raise Mistake(
+                f"port {site.port} of this machine cannot be used ({error.strerror}): stop the program that has it, or "
+                f"set another port in the site's file"
+            ) from None
 
 
 _ACTIONS = {

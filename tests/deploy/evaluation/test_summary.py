@@ -282,4 +282,6 @@ def test_a_summary_prints_as_a_table_and_travels_as_json():
     again = json.loads(json.dumps(found.as_json(), allow_nan=False))
     assert again["by_site"][sites[3].name]["test/auc"] is None
     assert again["missing"] == found.missing
-    assert found.rich().row_count == len(found.by_site) + 1
+    table, *notes = found.rich().renderables
+    assert table.row_count == len(found.by_site) + 1
+    assert [str(note) for note in notes] == found._notes()

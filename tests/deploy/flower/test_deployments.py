@@ -1,5 +1,11 @@
 """Deployments that could never run: refused before their server waits for sites. And runs of cohorts of sites."""
 
+import contextlib
+import itertools
+import os
+import re
+from types import SimpleNamespace
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -10,7 +16,9 @@ from deployments import OPTIONS, simulated
 from grids import NAME, ROUNDS, SITES, deployment, grid, hurry, solution
 
 import fedstrata as fs
-from fedstrata.deploy.flower import server_app
+from fedstrata.deploy.flower import roster, server_app
+from fedstrata.deploy.flower.run_lock import read_status
+from fedstrata.deploy.server import QuorumError
 from fedstrata.engine.checkpoint import CheckpointError, Checkpoints
 
 __all__ = ["grid", "hurry"]  # fixtures
@@ -86,3 +94,69 @@ def test_a_full_disk_at_the_server_names_the_command_that_resumes(tmp_path, monk
     )
     with pytest.raises(CheckpointError, match=r"make room and resume .`fedstrata deploy run` with the same --name."):
         store.save(1, {"x": np.zeros(2)}, {})
+
+
+@pytest.fixture
+def command(grid, tmp_path, monkeypatch):
+    """A function that runs the server app as Flower starts it for `deploy run`; it returns the run's status."""
+    monkeypatch.setattr(server_app, "code_of", lambda where: "0 1")
+    monkeypatch.setattr(server_app, "_log_to_stdout", lambda: None)
+    mask, out = os.umask(0o077), tmp_path / "out"
+
+    def run(made=None, why="", **options):
+        monkeypatch.setattr(server_app, "resolve", lambda where: made or deployment())
+        given = SimpleNamespace(run_config={"run": "first", "folder": str(out), **options})
+        with pytest.raises(BaseException, match=why) if why else contextlib.nullcontext():
+            server_app.server_app("task:deployment")(grid, given)
+        return read_status(out / "first")
+
+    yield run
+    os.umask(mask)
+
+
+def test_a_stopped_run_resumes_with_the_rounds_of_its_last_command(grid, command):
+    """Not with those of the app, with which it would have finished already."""
+    calls = itertools.count()
+
+    def stopped(kind, site, answer):
+        if next(calls) == SITES * (2 + ROUNDS + 1):  # summaries, beginnings, and a round more than the app has
+            raise KeyboardInterrupt("stopped")
+        return answer()
+
+    grid.on_message = stopped
+    found = command(rounds=ROUNDS + 2, why="stopped")
+    assert (found["state"], found["round"]) == ("failed", ROUNDS + 1)
+    found = command()
+    assert (found["state"], found["round"], found["rounds"]) == ("finished", ROUNDS + 2, ROUNDS + 2)
+    assert command(rounds=ROUNDS + 3)["round"] == ROUNDS + 3
+    assert command()["round"] == ROUNDS + 3
+
+
+def test_a_finished_run_that_is_not_resumed_stays_finished_and_tells_why(command):
+    """With fewer rounds than it has, or with other settings."""
+    before = command()
+    assert before["state"] == "finished"
+    seed = deployment(options={**deployment().options, "seed": 6})
+    for made, options, why in (
+        (None, {"rounds": 2}, "the run has 3 rounds already, and 2 are wanted"),
+        (seed, {}, "seed: saved 5, now 6"),
+    ):
+        found = command(made, why, **options)
+        assert {n: found[n] for n in ("state", "round", "sites")} == {n: before[n] for n in ("state", "round", "sites")}
+        assert found["why"].startswith("it was not resumed: ")
+        assert why in found["why"]
+    assert command()["why"] is None
+
+
+def test_a_site_that_a_run_waits_for_is_named_with_the_reason(grid, tmp_path, monkeypatch, caplog):
+    """It came back without its state folder."""
+    caplog.set_level("INFO", logger="fedstrata")
+    monkeypatch.setattr(roster, "SETTLED", 0.0)
+    server_app.serve(deployment(rounds=1), grid, "first", tmp_path / "out")
+    grid.leave("site-1")
+    grid.join(tmp_path / "another folder", 1)
+    with pytest.raises(QuorumError):
+        server_app.serve(deployment(deadline=3.0), grid, "first", tmp_path / "out")
+    assert re.search(
+        "the run waits for site-1; another site has the name 'site-1', or .* its state folder", caplog.text
+    )

@@ -215,6 +215,22 @@ def _tell(folder: Path, name: str, new: bool) -> None:
     print(f"parameters:  {folder / 'solution.npz'}")
     print(f"evaluations: {folder / 'evaluations.jsonl'}")
     print(f"reports:     {folder / 'reports.jsonl'}")
+    if spent := privacy_spent(folder):
+        print(f"privacy:     {spent}")
+
+
+def privacy_spent(folder: Path) -> str:
+    """The privacy that a run has spent by its last evaluation, in words; empty if the run has no noise or clipping.
+
+    Args:
+        folder: the run's.
+    """
+    try:
+        found = json.loads((folder / "evaluations.jsonl").read_text().splitlines()[-1])["privacy"]
+        about = f"δ = {found['delta']:g}, {found['exchanges']} exchanges"
+    except (OSError, LookupError, ValueError, TypeError):
+        return ""
+    return "no guarantee" if found.get("epsilon") is None else f"ε = {found['epsilon']:.4g} at {about}"
 
 
 def stop(options: argparse.Namespace) -> int:

@@ -15,7 +15,7 @@ from fedstrata.problems.pairwise.problem import Pairwise
 from fedstrata.report.format import human_number
 
 if TYPE_CHECKING:
-    import rich.table
+    import rich.console
 
 Values = Mapping[str, Mapping[str, float]]  # by site and "split/measure"
 Counts = Mapping[str, Mapping[str, int]]  # by site and split
@@ -48,20 +48,19 @@ class Summary(NamedTuple):
         fields = {name: row[name] for name in cls._fields}
         return cls(**{**fields, "by_site": by_site, "means": number(row["means"]), "pooled": number(row["pooled"])})
 
-    def rich(self) -> "rich.table.Table":
+    def rich(self) -> "rich.console.Group":
         """A table for the terminal, with notes below it."""
+        from rich.console import Group
         from rich.table import Table
         from rich.text import Text
 
         header, body = self._cells()
-        table = Table(
-            title=f"after {self.round} rounds", caption=Text("\n".join(self._notes())), caption_justify="left"
-        )
+        table = Table(title=f"after {self.round} rounds", title_justify="left")
         for number, name in enumerate(header):
             table.add_column(Text(name), justify="right" if number else "left")
         for line in body:
             table.add_row(*map(Text, line))
-        return table
+        return Group(table, *map(Text, self._notes())) if body else Group(*map(Text, self._notes()))
 
     def __str__(self) -> str:
         header, body = self._cells()

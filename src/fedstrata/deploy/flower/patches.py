@@ -273,9 +273,9 @@ def failures_are_answered() -> None:
     Flower waits for the client app's own reply to that message, and takes no other message of the run until then.
     """
     module: Any = importlib.import_module("flwr.supernode.nodestate.in_memory_nodestate")
-    module.InMemoryNodeState.finish_task = _answering(
-        module.InMemoryNodeState.finish_task, module.CLIENT_APP_CRASHED_ERROR
-    )
+    state = module.InMemoryNodeState
+    finish = getattr(state.finish_task, "__wrapped__", state.finish_task)
+    state.finish_task = _answering(finish, module.CLIENT_APP_CRASHED_ERROR)
 
 
 def _answering(finish: Callable[..., bool], error: Any) -> Callable[..., bool]:
@@ -303,7 +303,7 @@ def bounded_responses(most: int) -> None:
         most: bytes of a response.
     """
     client: Any = importlib.import_module("flwr.supercore.protobuf.client").ProtobufClient
-    client.__init__ = _bounding(client.__init__, most)
+    client.__init__ = _bounding(getattr(client.__init__, "__wrapped__", client.__init__), most)
 
 
 def _bounding(make: Callable[..., None], most: int) -> Callable[..., None]:
@@ -414,7 +414,8 @@ def _repeated(activate: Callable[..., Any], clock: ServerClock | None = None) ->
                 if time.monotonic() > until:
                     log.error("the server rejects this site: %s", why_rejected(error.response.status_code, clock))
                     raise
-                log.warning("the server does not accept this site yet (%s); trying again", error.response.status_code)
+                status = error.response.status_code
+                log.warning("the server does not accept this site yet: %s Trying again", why_rejected(status, clock))
             time.sleep(RETRY)
 
     return repeated

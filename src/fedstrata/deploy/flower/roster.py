@@ -27,7 +27,8 @@ BUDGET = 2.0  # seconds of a poll for summaries, and at most one more upload: st
 WAIT = 1.0  # seconds for which a summary may be uploaded while it is read; doubled each time that it was lost,
 LONGEST_WAIT = 15.0  # up to this
 SUMMARY = 2**16  # bytes of a summary's arrays: it has none
-PROGRESS = 60.0  # seconds between two log lines about sites that are awaited
+PROGRESS = 60.0  # seconds between two equal log lines about sites that are awaited,
+SETTLED = 5.0  # and between two different ones
 LONGEST_LINE = 500  # characters
 LAST = 3  # messages to a node whose replies are still read
 
@@ -220,14 +221,12 @@ class Roster:
             sites: how many, or their names.
         """
         self.names = None if isinstance(sites, int) else frozenset(sites)
-        logged, wanted = -math.inf, ""
+        said, wanted = _Said(self.on_wait, -math.inf), ""
         while wanted is not None:
             self.look(None if isinstance(sites, int) else sites)
             wanted = self._wanted(sites)
-            if wanted and time.monotonic() - logged > PROGRESS:
-                logged = time.monotonic()
-                log.info("%s", wanted)
-                self.on_wait(wanted)
+            if wanted:
+                said.tell(wanted)
             if wanted is not None:
                 time.sleep(POLL)
         self.begun = {name: self.summaries[name] for name in sorted(self.nodes)}
@@ -247,9 +246,7 @@ class Roster:
                 'unregister the others, or name the sites in the deployment: sites=("…", "…")'
             )
         if len(here) < expected:
-            out = [node.why for node in self._known.values() if node.why]
-            note = f"; {listed(out, 3)}" if out else ""
-            return f"{len(here)} of {expected} sites are connected: {listed(here) or 'none'}{note}"
+            return f"{len(here)} of {expected} sites are connected: {listed(here) or 'none'}{self._left_out()}"
         try:
             self._check_identities(here)
             self.check(*(self.summaries[name] for name in here))
@@ -269,11 +266,31 @@ class Roster:
 
     def wait_for(self, names: list[str], seconds: float) -> None:
         """Wait until all these sites are connected or have changed, or until the time is over."""
-        logged, until = time.monotonic(), time.monotonic() + seconds
+        said, until = _Said(self.on_wait, time.monotonic()), time.monotonic() + seconds
         while (missing := set(names) - {*self.nodes, *self.changed}) and time.monotonic() < until:
             self.look(names)
-            if time.monotonic() - logged > PROGRESS:
-                logged = time.monotonic()
-                log.info("the run waits for %s", listed(sorted(missing)))
-                self.on_wait(f"the run waits for {listed(sorted(missing))}")
+            said.tell(f"the run waits for {listed(sorted(missing))}{self._left_out()}")
             time.sleep(POLL)
+
+    def _left_out(self) -> str:
+        """Why nodes are left out or refused, in words."""
+        out = [node.why for node in self._known.values() if node.why]
+        return f"; {listed(out, 3)}" if out else ""
+
+
+class _Said:
+    """Tells what a run waits for: a new text after a few seconds, the same text after a minute."""
+
+    def __init__(self, on_wait: Callable[[str], None], since: float):
+        self.on_wait, self.text, self.since = on_wait, "", since
+
+    def tell(self, text: str) -> None:
+        """Write a text to the log and to the run's status, if it is time.
+
+        Args:
+            text: what the run waits for.
+        """
+        if time.monotonic() - self.since > (PROGRESS if text == self.text else SETTLED):
+            self.text, self.since = text, time.monotonic()
+            log.info("%s", text)
+            self.on_wait(text)

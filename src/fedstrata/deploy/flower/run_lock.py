@@ -99,7 +99,7 @@ def write_status(folder: Path, **state: Any) -> None:
     Args:
         folder: the run's folder.
         state: any of run, flower_run, state ("waiting", "running", "finished", "failed" or "stopped"), round, rounds,
-            why, sites, cleaned.
+            why, sites, cleaned, asked (rounds, of the last command that named a number).
     """
     private(folder)
     content = json.dumps({**read_status(folder), **state, "updated": _now()}, indent=1)
@@ -123,11 +123,17 @@ def reported(folder: Path, **state: Any) -> Iterator[None]:
         raise ValueError(
             f"the checkpoints of run {folder.name!r} were removed by `fedstrata deploy clean`; choose another --name"
         )
+    before = read_status(folder)
     write_status(folder, **{"state": "waiting", "why": None, "sites": {}, **state})
     try:
         yield
     except Exception as error:
-        write_status(folder, state="failed", why=_line(error))
+        why = _line(error)
+        if before.get("state") == "finished" and read_status(folder).get("state") == "waiting":
+            again = {"state": "finished", "sites": before.get("sites", {}), "asked": before.get("asked")}
+            write_status(folder, **again, why=f"it was not resumed: {why}")
+        else:
+            write_status(folder, state="failed", why=why)
         raise
     except BaseException:  # Flower ends a server app with SystemExit
         write_status(folder, state="failed", why="interrupted: Flower stopped its run, or the SuperLink ended")

@@ -24,7 +24,7 @@ from fedstrata.deploy.flower.deployment import Deployment, agree_on, check_deplo
 from fedstrata.deploy.flower.grid_link import grid_link
 from fedstrata.deploy.flower.patches import limited_pulls
 from fedstrata.deploy.flower.roster import Roster
-from fedstrata.deploy.flower.run_lock import only_server, reported, write_status
+from fedstrata.deploy.flower.run_lock import only_server, read_status, reported, write_status
 from fedstrata.deploy.flower.sites_file import FILE, REMEDY, Begun, Program, origin_of
 from fedstrata.deploy.link import Report
 from fedstrata.deploy.magnitudes import largest
@@ -58,7 +58,9 @@ def server_app(where: str) -> ServerApp:
         settings, run, flower_run = context.run_config, str(context.run_config["run"]), str(TaskIdentity.run_id)
         check_name(run)
         folder = Path(str(settings["folder"])) / run
-        about = {"flower_run": flower_run}
+        about: dict[str, Any] = {"flower_run": flower_run}
+        if rounds := int(settings.get("rounds", 0)):
+            about |= {"asked": rounds}
         with only_server(folder, about, ENDING), reported(folder, run=run, **about):
             deployment = _as_wanted(resolve(where), settings, folder)
             new_code = bool(settings.get("new-code", False))
@@ -69,8 +71,10 @@ def server_app(where: str) -> ServerApp:
 
 
 def _as_wanted(deployment: Deployment, settings: Mapping[str, Any], folder: Path) -> Deployment:
-    """The deployment with the sites and rounds of the command; a run that has begun keeps its number of sites."""
-    begun = Begun.read(folder / FILE)
+    """The deployment with the sites and rounds of the command; a run that has begun keeps those that it had."""
+    begun, asked = Begun.read(folder / FILE), read_status(folder).get("asked")
+    if begun is not None and isinstance(asked, int) and asked >= 1:
+        deployment = deployment._replace(rounds=asked)
     if begun is not None and isinstance(deployment.sites, int):
         deployment = deployment._replace(sites=len(begun.summaries))
     given = {name: int(settings.get(name, 0)) for name in ("sites", "rounds")}
@@ -130,6 +134,10 @@ def serve(
         server.on_report = _report_writer(reports, deployment.rounds, status)
         server.accountant.keep_in(folder, begun=bool(store.rounds()))
         now = server.load(store)
+        if now is not None and now.round > deployment.rounds:
+            raise ValueError(
+                f"the run has {now.round} rounds already, and {deployment.rounds} are wanted: give as many"
+            )
         _spent(server)  # fails now, and not after the last round, if the accounting package is missing
         status.write(now.round if now else 0)
         if now is None:
