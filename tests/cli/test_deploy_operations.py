@@ -52,7 +52,11 @@ def test_a_finished_run_says_where_its_model_is(app, flwr, capsys):
     ("given", "said"),
     [
         ({"state": "failed", "why": "QuorumError: only 1 of 3", "flower": ("finished", "failed", "x")}, "only 1 of 3"),
-        ({"state": "finished", "flower": ("finished", "failed", "it broke")}, "it broke"),
+        ({"state": "finished", "flower": ("finished", "failed", "it broke")}, "did not finish: it broke"),
+        (
+            {"state": "finished", "why": f"{run_lock.NOT_RESUMED}seed: 5", "flower": ("finished", "failed", "")},
+            "run 'first' was not resumed: seed: 5. Logs",
+        ),
         ({"state": "running", "flower": ("finished", "stopped", "")}, "stopped; `fedstrata deploy run --name first`"),
         ({"state": "waiting", "flower": ("finished", "completed", "")}, "finished:completed"),
     ],

@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import logging
 import os
 import re
 from types import SimpleNamespace
@@ -100,7 +101,7 @@ def test_a_full_disk_at_the_server_names_the_command_that_resumes(tmp_path, monk
 def command(grid, tmp_path, monkeypatch):
     """A function that runs the server app as Flower starts it for `deploy run`; it returns the run's status."""
     monkeypatch.setattr(server_app, "code_of", lambda where: "0 1")
-    monkeypatch.setattr(server_app, "_log_to_stdout", lambda: None)
+    monkeypatch.setattr(server_app, "_log_to", lambda folder: None)
     mask, out = os.umask(0o077), tmp_path / "out"
 
     def run(made=None, why="", **options):
@@ -160,3 +161,18 @@ def test_a_site_that_a_run_waits_for_is_named_with_the_reason(grid, tmp_path, mo
     assert re.search(
         "the run waits for site-1; another site has the name 'site-1', or .* its state folder", caplog.text
     )
+
+
+def test_the_server_keeps_a_log_of_its_own_that_no_ctrl_c_of_a_reader_ends(tmp_path, capsys):
+    log, mask = logging.getLogger("fedstrata"), os.umask(0o077)
+    before = log.handlers, log.propagate, log.level
+    try:
+        server_app._log_to(tmp_path)
+        log.info("all sites replied")
+        log.handlers[1].close()
+    finally:
+        (log.handlers, log.propagate), _ = before[:2], log.setLevel(before[2])
+        os.umask(mask)
+    assert "all sites replied" in capsys.readouterr().out
+    assert (tmp_path / "server.log").read_text().endswith(" all sites replied\n")
+    assert (tmp_path / "server.log").stat().st_mode & 0o077 == 0

@@ -32,7 +32,7 @@ def run(options: argparse.Namespace) -> int:
         options: of the command line.
     """
     from fedstrata.deploy.flower.local_federation import run_command
-    from fedstrata.deploy.flower.run_lock import private, read_status, server_of
+    from fedstrata.deploy.flower.run_lock import NOT_RESUMED, private, read_status, server_of
     from fedstrata.deploy.messages import EVALUATE
 
     app, _ = app_of(options)
@@ -78,7 +78,8 @@ def run(options: argparse.Namespace) -> int:
     except BrokenPipeError:  # what is told below, and the exit code, are true all the same
         close_output(sys.stdout)
     if why is not None:
-        print(f"error: run {name!r} did not finish: {why}. Logs: {folder / 'run.log'}", file=sys.stderr)
+        what = "was not resumed" if (reason := why.removeprefix(NOT_RESUMED)) != why else "did not finish"
+        print(f"error: run {name!r} {what}: {reason}. Logs: {folder / 'run.log'}", file=sys.stderr)
     return 0 if why is None else 1
 
 

@@ -19,6 +19,7 @@ from fedstrata.base.text import one_line
 from fedstrata.deploy import state_files
 
 LOCK, STATUS = "server.lock", "status.json"
+NOT_RESUMED = "it was not resumed: "  # of a run that has finished before
 LONGEST = 2000  # characters of the reason why a run failed
 PROBES = 1.0  # seconds for which a new holder tries again, because a probe holds the lock for an instant
 
@@ -131,7 +132,7 @@ def reported(folder: Path, **state: Any) -> Iterator[None]:
         why = _line(error)
         if before.get("state") == "finished" and read_status(folder).get("state") == "waiting":
             again = {"state": "finished", "sites": before.get("sites", {}), "asked": before.get("asked")}
-            write_status(folder, **again, why=f"it was not resumed: {why}")
+            write_status(folder, **again, why=f"{NOT_RESUMED}{why}")
         else:
             write_status(folder, state="failed", why=why)
         raise

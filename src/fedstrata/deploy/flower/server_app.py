@@ -64,7 +64,7 @@ def server_app(where: str) -> ServerApp:
         with only_server(folder, about, ENDING), reported(folder, run=run, **about):
             deployment = _as_wanted(resolve(where), settings, folder)
             new_code = bool(settings.get("new-code", False))
-            _log_to_stdout()
+            _log_to(folder)
             serve(deployment, grid, run, folder, program=code_of(where).split()[-1], new_code=new_code)
 
     return app
@@ -281,9 +281,10 @@ def _appended(path: Path) -> TextIO:
     return path.open("a")
 
 
-def _log_to_stdout() -> None:
-    """Log to where Flower logs, which `flwr run --stream` shows."""
-    handler = logging.StreamHandler(sys.stdout)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
-    log.handlers, log.propagate = [handler], False
+def _log_to(folder: Path) -> None:
+    """Log to where Flower logs, which `flwr run --stream` shows, and to the run's folder, whoever reads the other."""
+    shown, kept = logging.StreamHandler(sys.stdout), logging.FileHandler(folder / "server.log", encoding="utf-8")
+    shown.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
+    kept.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    log.handlers, log.propagate = [shown, kept], False
     log.setLevel(logging.INFO)
