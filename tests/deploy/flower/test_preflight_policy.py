@@ -11,10 +11,14 @@ from deployments import write_app
 
 from fedstrata.cli.main import main
 from fedstrata.deploy import site_log
+from fedstrata.deploy.data_summary import DataSummary
 from fedstrata.deploy.flower.config import SiteConfig
+from fedstrata.deploy.flower.deployment import resolve
 from fedstrata.deploy.flower.preflight import check
 from fedstrata.deploy.policy import Policy
 from fedstrata.deploy.site_log import SiteLog
+from fedstrata.deploy.site_store import run_folder
+from fedstrata.deploy.terms import Terms
 
 PACKAGES = (f"checked_{number}" for number in itertools.count())  # Python imports a package only once
 NOISY = 'fs.Privacy(clip=1.0, noise=0.5, where="sites")'
@@ -94,7 +98,7 @@ REFUSED = {
     "sites": (
         ("sites_at_least = 4", {}),
         ("sites_at_least = 3", {}),
-        "runs of at least 4 sites, and 'check' has 3 with different keys; its owner may lower sites_at_least",
+        "runs of at least 4 sites, and 'this app' has 3 with different keys; its owner may lower sites_at_least",
     ),
     "rows": (
         ("rows_at_least = 10", {}),
@@ -104,7 +108,7 @@ REFUSED = {
     "rounds": (
         ("rounds = 19", {}),
         ("rounds = 20", {}),
-        "allows 19 rounds in a run, and 'check' wants 20; its owner may raise rounds",
+        "allows 19 rounds in a run, and 'this app' wants 20; its owner may raise rounds",
     ),
     "fields": (
         ("", {"name": "FedX2"}),
@@ -119,7 +123,7 @@ REFUSED = {
     "parameters": (
         ("parameters = 22", {}),
         ("parameters = 23", {}),
-        "answers 22 different calls in a run, and 'check' needs 23; its owner may raise parameters",
+        "answers 22 different calls in a run, and 'this app' needs 23; its owner may raise parameters",
     ),
     "bytes": (
         ("bytes = 100", {}),
@@ -129,7 +133,7 @@ REFUSED = {
     "no noise": (
         ("noise_at_least = 0.5", {}),
         ("noise_at_least = 0.5", {"options": f'"privacy": {NOISY}'}),
-        "adds noise of at least 0.5 × the clip to its replies, and 'check' has less",
+        "adds noise of at least 0.5 × the clip to its replies, and 'this app' has less",
     ),
     "less noise": (
         ("noise_at_least = 0.51", {"options": f'"privacy": {NOISY}'}),
@@ -249,3 +253,30 @@ def test_a_policy_without_readable_data_is_shown_and_not_compared(tmp_path):
     assert not found["data"].good
     assert found["policy"].good
     assert "at least 9 sites" in found["policy"].found
+
+
+def test_data_that_changed_since_a_run_began_here_are_told(tmp_path):
+    """The run would refuse this site, and `check` would say that all is well."""
+    package = next(PACKAGES)
+    home, where = write_app(tmp_path, package, "SCAFFOLD", 20), f"{package}.task:deployment"
+    site = SiteConfig.read(site_file(tmp_path, ""))
+    found = lambda: next(one for one in check(site, home, where) if one.what == "data")
+    assert found().good
+    data = resolve(where).load(site.node_config)
+    own = DataSummary.of("north", data, secret=bytes(32))
+    (tmp_path / "state" / "secret").write_text(bytes(32).hex())
+    for run, summary in (("spring", own), ("autumn", own._replace(data="0" * 64))):
+        folder = tmp_path / "state" / "runs" / run_folder(run)
+        folder.mkdir(parents=True)
+        (folder / "terms.json").write_text(Terms(run, (summary,), "1", 20, 2).encode())
+    assert found().good
+    assert found().found.endswith("; not as they were when autumn began here: resumed, such a run refuses this site")
+
+
+def test_an_app_that_could_never_run_is_not_ready(tmp_path):
+    package = next(PACKAGES)
+    home = write_app(tmp_path, package, "SCAFFOLD", 20, quorum=1.5)
+    site = SiteConfig.read(site_file(tmp_path, ""))
+    found = {one.what: one for one in check(site, home, f"{package}.task:deployment")}
+    assert not found["data"].good
+    assert "quorum=1.5; give a share of the sites" in found["data"].found

@@ -26,17 +26,20 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_messa
 from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 
 from fedstrata import __version__
+from fedstrata.base.text import listed
 from fedstrata.deploy import site_log
 from fedstrata.deploy.data_summary import DataSummary
 from fedstrata.deploy.flower import socket_frames
 from fedstrata.deploy.flower.approval import approved, fingerprint
 from fedstrata.deploy.flower.config import SiteConfig, environment, split_address
-from fedstrata.deploy.flower.deployment import Deployment, agree_on, resolve
+from fedstrata.deploy.flower.deployment import Deployment, agree_on, check_deployment, resolve
 from fedstrata.deploy.flower.keys import days_left
 from fedstrata.deploy.guard import Guard
 from fedstrata.deploy.policy import Refused
 from fedstrata.deploy.server_clock import LARGEST, ServerClock, why_rejected
+from fedstrata.deploy.site_folder import SECRET, TERMS
 from fedstrata.deploy.site_log import SiteLog, SiteLogError
+from fedstrata.deploy.state_files import DamagedFile
 from fedstrata.deploy.terms import Terms
 
 if TYPE_CHECKING:
@@ -154,12 +157,12 @@ class _Checks:
             counts = {name: rows or max(own.counts.values()) for name, rows in own.counts.items()}
             other = lambda i: own._replace(site=f"another-{i}", key=str(i), counts=counts)
             others = [other(i) for i in range(1, self.deployment.site_count)]
-            terms = Terms("check", (own, *others), "", self.deployment.rounds, self.deployment.evaluations)
+            terms = Terms("this app", (own, *others), "", self.deployment.rounds, self.deployment.evaluations)
             with TemporaryDirectory() as folder:
                 guard = Guard(policy._replace(runs=("*",)), SiteLog(Path(folder) / "log", own.site))
                 try:
                     guard.check_terms(terms, own)
-                    agreement = agree_on(self.deployment, "check", terms.sites)
+                    agreement = agree_on(self.deployment, terms.run, terms.sites)
                     guard.check_agreement(terms, agreement, own.site)
                     guard.check_parts(agreement.context.problem, self.data, own.site)
                 except Refused as error:
@@ -179,8 +182,23 @@ class _Checks:
         summary = checked_summary(deployment, self.site.site, data)
         if data.fingerprint() != again.fingerprint():
             raise Wrong("`load` gives other data each time, which a run refuses: let it draw with a fixed seed")
+        check_deployment(deployment)
         self.deployment, self.data = deployment, data
-        return ", ".join(f"{name}: {count} rows" for name, count in summary.counts.items())
+        rows = ", ".join(f"{name}: {count} rows" for name, count in summary.counts.items())
+        if changed := self._changed_since(data):
+            rows += f"; not as they were when {listed(changed, 3)} began here: resumed, such a run refuses this site"
+        return rows
+
+    def _changed_since(self, data: "Federation") -> list[str]:
+        """The names of runs that began here with other data."""
+        state, found = self.site.folder / self.site.state, []
+        with contextlib.suppress(OSError, ValueError, DamagedFile):  # the site itself tells what is damaged
+            secret = bytes.fromhex((state / SECRET).read_text())
+            own = DataSummary.of(self.site.site, data, secret=secret)
+            for path in sorted((state / "runs").glob(f"*/{TERMS}")):
+                terms = Terms.decode(path.read_text())
+                found += [terms.run] if terms.sites[terms.number(own.site)].data != own.data else []
+        return found
 
     def one_round(self) -> str:
         """As the only site of a run: data that break the method are found now, and not in the middle of a run."""
