@@ -130,10 +130,10 @@ def _local(options: argparse.Namespace) -> int:
     with held(app / "out" / "local.lock", str(os.getpid())) as mine:
         if not mine:
             raise Mistake(f"`fedstrata deploy local` is running already for {app}: wait for its end, or stop it")
-        return _rehearse(options, app, home, found[:count])
+        return _run_here(options, app, home, found[:count])
 
 
-def _rehearse(options: argparse.Namespace, app: Path, home: Path, sites: list["SiteConfig"]) -> int:
+def _run_here(options: argparse.Namespace, app: Path, home: Path, sites: list["SiteConfig"]) -> int:
     from fedstrata.deploy.evaluation.summary import Summary
     from fedstrata.deploy.flower.local_federation import LocalFederation
     from fedstrata.deploy.flower.run_lock import read_status
