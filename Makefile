@@ -13,7 +13,7 @@ help:
 	@echo "make demo          train on built-in data: table, picture and models in out/demo (under a minute)"
 	@echo "make test          run the tests, without the slow ones (about nine minutes on two cores)"
 	@echo "make test-slow     run the slow tests; lint, test and test-slow are the whole CI"
-	@echo "make test-deploy   test every algorithm and fault over real Flower, and all attacks (about an hour); writes docs/deploy_log.md"
+	@echo "make test-deploy   test every algorithm and fault over real Flower, and all attacks (about 45 minutes); writes docs/deploy_log.md"
 	@echo "make lint          check format, lint and types"
 	@echo "make stubs         write the .pyi stubs with the public names; run it after adding an algorithm"
 	@echo "make bench         run the benchmarks and write docs/benchmarks"
