@@ -16,6 +16,7 @@ from fedstrata.cli.main import main
 from fedstrata.deploy.flower import local_federation
 from fedstrata.deploy.flower.config import ServerConfig, SiteConfig
 from fedstrata.deploy.flower.run_lock import write_status
+from fedstrata.deploy.flower.supernode import only_supernode
 
 __all__ = ["app", "flwr", "link"]  # fixtures
 
@@ -166,8 +167,13 @@ def test_a_site_without_its_files_or_its_port_is_not_started(app, capsys, monkey
         file.write_text(re.sub(r"(?m)^port = \d+", f"port = {port}", file.read_text()))
         assert main(["deploy", "site", str(file)]) == 2
         assert f"port {port} of this machine cannot be used (Address already in use)" in capsys.readouterr().err
+        with only_supernode(app / "sites" / "site-1"):  # the SuperNode itself then tells that it is the second
+            assert main(["deploy", "site", str(file)]) == 0
     assert main(["deploy", "site", str(file)]) == 0
-    for name, remedy in (("authority.crt", "from the server"), ("site-1.key", "fedstrata deploy keys site-1")):
+    for name, remedy in (
+        ("authority.crt", "fedstrata deploy keys server"),
+        ("site-1.key", "fedstrata deploy keys site-1"),
+    ):
         (app / "keys" / name).unlink()
         assert main(["deploy", "site", str(file)]) == 2
         error = capsys.readouterr().err
@@ -180,7 +186,7 @@ def test_a_second_signal_leaves_no_process_of_a_local_federation_behind(number, 
     federation = local_federation.LocalFederation(tmp_path / "app", tmp_path / "home", {"north": {}, "south": {}})
     sleep = lambda: subprocess.Popen(["sleep", "60"], start_new_session=True)
     federation.processes = {name: sleep() for name in ("superlink", "north", "south")}
-    federation.runs, every = [sleep()], []
+    federation.runs = [sleep()]
     every = [*federation.processes.values(), *federation.runs]
     kill = federation.kill
     monkeypatch.setattr(federation, "kill", lambda name: (os.kill(os.getpid(), number), kill(name)))

@@ -33,7 +33,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -309,6 +308,7 @@ def _server(options: argparse.Namespace) -> int:
 
 def _site(options: argparse.Namespace) -> int:
     from fedstrata.deploy.flower.config import SiteConfig, owner_only
+    from fedstrata.deploy.flower.preflight import check_start
     from fedstrata.deploy.flower.supernode import SITE
 
     path = file_at(options.what)
@@ -318,29 +318,9 @@ def _site(options: argparse.Namespace) -> int:
         owner_only(site.private_key)
     given = {**site.environment(), SITE: str(path.absolute())}
     if not options.print:
-        _check_files(site)
+        check_start(site)
         os.chdir(path.parent)  # relative paths in its settings start there
     return become(options, site.command(), given)
-
-
-def _check_files(site: "SiteConfig") -> None:
-    """Refuse to start a SuperNode that would end at once, for want of a key, a certificate or a port."""
-    if not site.insecure:
-        if not site.private_key.is_file():
-            raise Mistake(
-                f"there is no private key {site.private_key}; create it with `fedstrata deploy keys {site.site}`"
-            )
-        if not (site.folder / site.authority).is_file():
-            raise Mistake(f"there is no {site.folder / site.authority}: get the authority file from the server")
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", site.port))
-        except OSError as error:
-            raise Mistake(
-                f"port {site.port} of this machine cannot be used ({error.strerror}): stop the program that has it, or "
-                f"set another port in the site's file"
-            ) from None
 
 
 _ACTIONS = {

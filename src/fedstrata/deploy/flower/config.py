@@ -68,8 +68,7 @@ class ServerConfig(NamedTuple):
     @property
     def exposed(self) -> bool:
         """Whether the SuperLink, with its control interface, listens for other machines."""
-        host = split_address(self.behind)[0] if self.behind else self.listen
-        return host != "localhost" and not _is_loopback(host.strip("[]"))
+        return _is_reachable(split_address(self.behind)[0] if self.behind else self.listen)
 
     def command(self) -> list[str]:
         """The command that starts the SuperLink. Its files are for their owner alone."""
@@ -328,8 +327,13 @@ def _only_on_loopback(insecure: bool, hosts: list[str], path: Path) -> None:
         return
     for address in hosts:
         host = address.rpartition(":")[0] or address
-        if host != "localhost" and not _is_loopback(host.strip("[]")):
+        if _is_reachable(host):
             raise ValueError(f"{path}: insecure is for loopback only, and {address!r} is reachable from other machines")
+
+
+def _is_reachable(host: str) -> bool:
+    """Whether other machines can reach a program that listens on this host."""
+    return host != "localhost" and not _is_loopback(host.strip("[]"))
 
 
 def _is_loopback(host: str) -> bool:

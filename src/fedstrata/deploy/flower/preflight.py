@@ -4,6 +4,7 @@ import contextlib
 import importlib.metadata
 import os
 import shutil
+import socket
 import ssl
 import stat
 import sys
@@ -34,6 +35,8 @@ from fedstrata.deploy.flower.approval import approved, fingerprint
 from fedstrata.deploy.flower.config import SiteConfig, environment, split_address
 from fedstrata.deploy.flower.deployment import Deployment, agree_on, check_deployment, resolve
 from fedstrata.deploy.flower.keys import days_left
+from fedstrata.deploy.flower.run_lock import is_held
+from fedstrata.deploy.flower.supernode import LOCK
 from fedstrata.deploy.guard import Guard
 from fedstrata.deploy.policy import Refused
 from fedstrata.deploy.server_clock import LARGEST, ServerClock, why_rejected
@@ -74,6 +77,7 @@ def check(site: SiteConfig, app: Path, where: str) -> Iterator[Finding]:
         "programs": checks.programs,
         "app": checks.approval,
         "state": checks.state,
+        "port": checks.port,
         "data": checks.load_data,
         "policy": checks.policy,
         "one round": checks.one_round,
@@ -92,6 +96,22 @@ def check(site: SiteConfig, app: Path, where: str) -> Iterator[Finding]:
         except Exception as error:  # of any kind: the other checks still run
             text = str(error) if isinstance(error, Wrong) else f"{type(error).__name__}: {error}"
             yield Finding(name, False, text.splitlines()[0] if text else type(error).__name__)
+
+
+def check_start(site: SiteConfig) -> None:
+    """Refuse to start a SuperNode that would end at once, for want of a key, a certificate or a port.
+
+    Args:
+        site: to start.
+
+    Raises:
+        Wrong: with the remedy.
+    """
+    checks = _Checks(site, Path(), "")
+    if not site.insecure:
+        checks.private_key()
+        checks.authority()
+    checks.port()
 
 
 class _Checks:
@@ -140,6 +160,20 @@ class _Checks:
         except SiteLogError as error:
             raise Wrong(str(error)) from None
         return "writable, by its owner alone" + ("; its log is whole" if lines else "")
+
+    def port(self) -> str:
+        if is_held(self.site.folder / self.site.state / LOCK):
+            return f"{self.site.port}; this site's SuperNode runs"
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", self.site.port))
+            except OSError as error:
+                raise Wrong(
+                    f"port {self.site.port} of this machine cannot be used ({error.strerror}): stop the program that "
+                    "has it, or set another port in the site's file"
+                ) from None
+        return f"{self.site.port} is free"
 
     def policy(self) -> str:
         """In plain words; a mistake if it would refuse a run of this app."""
