@@ -72,7 +72,7 @@ def test_a_crowd_beyond_the_number_of_sites_is_told_in_one_line(grid, caplog):
     after_polls(grid, 60, lambda: grid.leave("crowd"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(roster, "PROGRESS", 0.0)
-        patch.setattr(roster, "SETTLED", 0.0)
+        patch.setattr(roster, "NEWS", 0.0)
         assert gathered(grid) == honest()
     told = [line for line in caplog.messages if "203 sites are connected, but 3 were expected" in line]
     assert "and 193 more" in told[0]

@@ -30,7 +30,7 @@ def info(caplog):
 def talkative(monkeypatch):
     """The server says at every poll whom it waits for."""
     monkeypatch.setattr(roster, "PROGRESS", 0.0)
-    monkeypatch.setattr(roster, "SETTLED", 0.0)
+    monkeypatch.setattr(roster, "NEWS", 0.0)
 
 
 @pytest.mark.parametrize("sites", [SITES, NAMED], ids=["by number", "by name"])

@@ -127,6 +127,8 @@ def test_a_stopped_run_resumes_with_the_rounds_of_its_last_command(grid, command
     grid.on_message = stopped
     found = command(rounds=ROUNDS + 2, why="stopped")
     assert (found["state"], found["round"]) == ("failed", ROUNDS + 1)
+    grid.on_message = lambda kind, site, answer: answer()
+    assert command(rounds=1, why="rounds already, and 1 are wanted")["state"] == "failed"  # and this does not count
     found = command()
     assert (found["state"], found["round"], found["rounds"]) == ("finished", ROUNDS + 2, ROUNDS + 2)
     assert command(rounds=ROUNDS + 3)["round"] == ROUNDS + 3
@@ -152,7 +154,7 @@ def test_a_finished_run_that_is_not_resumed_stays_finished_and_tells_why(command
 def test_a_site_that_a_run_waits_for_is_named_with_the_reason(grid, tmp_path, monkeypatch, caplog):
     """It came back without its state folder."""
     caplog.set_level("INFO", logger="fedstrata")
-    monkeypatch.setattr(roster, "SETTLED", 0.0)
+    monkeypatch.setattr(roster, "NEWS", 0.0)
     server_app.serve(deployment(rounds=1), grid, "first", tmp_path / "out")
     grid.leave("site-1")
     grid.join(tmp_path / "another folder", 1)

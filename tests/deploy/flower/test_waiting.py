@@ -24,7 +24,7 @@ def told(monkeypatch):
         server_app, "write_status", lambda folder, **state: found.append(state) or write(folder, **state)
     )
     monkeypatch.setattr(roster, "PROGRESS", -1.0)
-    monkeypatch.setattr(roster, "SETTLED", 0.0)
+    monkeypatch.setattr(roster, "NEWS", 0.0)
     return found
 
 

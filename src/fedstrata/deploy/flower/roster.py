@@ -28,7 +28,7 @@ WAIT = 1.0  # seconds for which a summary may be uploaded while it is read; doub
 LONGEST_WAIT = 15.0  # up to this
 SUMMARY = 2**16  # bytes of a summary's arrays: it has none
 PROGRESS = 60.0  # seconds between two equal log lines about sites that are awaited,
-SETTLED = 5.0  # and between two different ones
+NEWS = 5.0  # and between two different ones
 LONGEST_LINE = 500  # characters
 LAST = 3  # messages to a node whose replies are still read
 
@@ -221,12 +221,12 @@ class Roster:
             sites: how many, or their names.
         """
         self.names = None if isinstance(sites, int) else frozenset(sites)
-        said, wanted = _Said(self.on_wait, -math.inf), ""
+        notice, wanted = _Notice(self.on_wait, -math.inf), ""
         while wanted is not None:
             self.look(None if isinstance(sites, int) else sites)
             wanted = self._wanted(sites)
             if wanted:
-                said.tell(wanted)
+                notice.write(wanted)
             if wanted is not None:
                 time.sleep(POLL)
         self.begun = {name: self.summaries[name] for name in sorted(self.nodes)}
@@ -266,10 +266,10 @@ class Roster:
 
     def wait_for(self, names: list[str], seconds: float) -> None:
         """Wait until all these sites are connected or have changed, or until the time is over."""
-        said, until = _Said(self.on_wait, time.monotonic()), time.monotonic() + seconds
+        notice, until = _Notice(self.on_wait, time.monotonic()), time.monotonic() + seconds
         while (missing := set(names) - {*self.nodes, *self.changed}) and time.monotonic() < until:
             self.look(names)
-            said.tell(f"the run waits for {listed(sorted(missing))}{self._left_out()}")
+            notice.write(f"the run waits for {listed(sorted(missing))}{self._left_out()}")
             time.sleep(POLL)
 
     def _left_out(self) -> str:
@@ -278,19 +278,19 @@ class Roster:
         return f"; {listed(out, 3)}" if out else ""
 
 
-class _Said:
-    """Tells what a run waits for: a new text after a few seconds, the same text after a minute."""
+class _Notice:
+    """Writes what a run waits for: a new text after a few seconds, the same text after a minute."""
 
     def __init__(self, on_wait: Callable[[str], None], since: float):
         self.on_wait, self.text, self.since = on_wait, "", since
 
-    def tell(self, text: str) -> None:
+    def write(self, text: str) -> None:
         """Write a text to the log and to the run's status, if it is time.
 
         Args:
             text: what the run waits for.
         """
-        if time.monotonic() - self.since > (PROGRESS if text == self.text else SETTLED):
+        if time.monotonic() - self.since > (PROGRESS if text == self.text else NEWS):
             self.text, self.since = text, time.monotonic()
             log.info("%s", text)
             self.on_wait(text)

@@ -100,7 +100,7 @@ def write_status(folder: Path, **state: Any) -> None:
     Args:
         folder: the run's folder.
         state: any of run, flower_run, state ("waiting", "running", "finished", "failed" or "stopped"), round, rounds,
-            why, sites, cleaned, asked (rounds, of the last command that named a number).
+            why, sites, cleaned, wanted_rounds (of the last command that named a number and was not refused).
     """
     private(folder)
     content = json.dumps({**read_status(folder), **state, "updated": _now()}, indent=1)
@@ -130,11 +130,14 @@ def reported(folder: Path, **state: Any) -> Iterator[None]:
         yield
     except Exception as error:
         why = _line(error)
-        if before.get("state") == "finished" and read_status(folder).get("state") == "waiting":
-            again = {"state": "finished", "sites": before.get("sites", {}), "asked": before.get("asked")}
-            write_status(folder, **again, why=f"{NOT_RESUMED}{why}")
-        else:
+        if read_status(folder).get("state") != "waiting":
             write_status(folder, state="failed", why=why)
+        else:  # it was refused, and changes nothing of what was known before
+            write_status(folder, wanted_rounds=before.get("wanted_rounds"))
+            if before.get("state") == "finished":
+                write_status(folder, state="finished", sites=before.get("sites", {}), why=f"{NOT_RESUMED}{why}")
+            else:
+                write_status(folder, state="failed", why=why)
         raise
     except BaseException:  # Flower ends a server app with SystemExit
         write_status(folder, state="failed", why="interrupted: Flower stopped its run, or the SuperLink ended")

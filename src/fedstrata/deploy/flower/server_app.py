@@ -60,7 +60,7 @@ def server_app(where: str) -> ServerApp:
         folder = Path(str(settings["folder"])) / run
         about: dict[str, Any] = {"flower_run": flower_run}
         if rounds := int(settings.get("rounds", 0)):
-            about |= {"asked": rounds}
+            about |= {"wanted_rounds": rounds}
         with only_server(folder, about, ENDING), reported(folder, run=run, **about):
             deployment = _as_wanted(resolve(where), settings, folder)
             new_code = bool(settings.get("new-code", False))
@@ -72,9 +72,9 @@ def server_app(where: str) -> ServerApp:
 
 def _as_wanted(deployment: Deployment, settings: Mapping[str, Any], folder: Path) -> Deployment:
     """The deployment with the sites and rounds of the command; a run that has begun keeps those that it had."""
-    begun, asked = Begun.read(folder / FILE), read_status(folder).get("asked")
-    if begun is not None and isinstance(asked, int) and asked >= 1:
-        deployment = deployment._replace(rounds=asked)
+    begun, rounds = Begun.read(folder / FILE), read_status(folder).get("wanted_rounds")
+    if isinstance(rounds, int) and rounds >= 1:
+        deployment = deployment._replace(rounds=rounds)
     if begun is not None and isinstance(deployment.sites, int):
         deployment = deployment._replace(sites=len(begun.summaries))
     given = {name: int(settings.get(name, 0)) for name in ("sites", "rounds")}
